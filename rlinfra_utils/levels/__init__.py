@@ -1,0 +1,10 @@
+"""What this machine can run: detection, levels A, B and C, the `%%level` cell magic, stored results.
+
+Leaves out: Apple and Intel accelerators, and whether the model hub answers (nothing here uses the
+network). A notebook calls `levels.activate(LEVEL)` after its parameters; cells below begin with
+`%%level B name` where they need more than a CPU.
+"""
+
+from rlinfra_utils.levels.machine import Machine, choose_dtype, detect, free_port, native_bfloat16, supports
+from rlinfra_utils.levels.results import store, stored
+from rlinfra_utils.levels.session import LEVELS, LevelError, Session, activate, missing, resolve

@@ -1,0 +1,184 @@
+"""Stored results: what a level-B or level-C cell measured, with its date, hardware and versions.
+
+Leaves out: arrays and large tables; a stored result is a few numbers. `store` writes one JSON file,
+`stored` reads it back checked, from the installed package or from the checkout's `results/`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import math
+import os
+import platform
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlinfra_utils.levels.machine import detect, version
+
+VERSIONED = ("rlinfra-utils", "numpy", "torch", "transformers", "ray")
+NAME = r"^[a-z0-9_]+$"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Hardware(_Model):
+    cpu_model: str
+    cpu_count: int = Field(ge=1)
+    memory_bytes: int | None
+    num_accelerators: int = Field(ge=0)
+    gpu_name: str | None
+    capability: tuple[int, int] | None
+    gpu_memory_bytes: int | None
+
+
+class _Stored(_Model):
+    name: str = Field(pattern=NAME, max_length=80)
+    date: datetime.date
+    level: Literal["A", "B", "C"]
+    hardware: _Hardware
+    versions: dict[str, str]
+    parameters: dict[str, Any]
+    result: dict[str, Any] = Field(min_length=1)
+
+
+class Table:
+    """Rows of (label, text): a table in a notebook, aligned lines elsewhere."""
+
+    def __init__(self, rows: list[tuple[str, str]]):
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        width = max(len(label) for label, _ in self.rows)
+        return "\n".join(f"{label:<{width}}  {text}" for label, text in self.rows)
+
+    def _repr_html_(self) -> str:
+        style = ' style="text-align:left"'
+        cells = [f"<th{style}>{html.escape(a)}</th><td{style}>{html.escape(b)}</td>" for a, b in self.rows]
+        return "<table>" + "".join(f"<tr>{pair}</tr>" for pair in cells) + "</table>"
+
+
+def store(name: str, result: dict, folder: str | Path, *, level: str = "B", parameters: dict | None = None) -> Path:
+    """Write `result` as `folder`/`name`.json with today's date (UTC), this machine and its versions.
+
+    `result` and `parameters` hold plain values: str, bool, int, finite float, None, lists and dicts of these.
+    The file is written aside and renamed, so a reader never sees half of it. Returns its path.
+    Raises ValueError naming the field that is not plain, and for a name outside [a-z0-9_]+.
+    """
+    parameters = {} if parameters is None else parameters
+    _require_plain("result", result)
+    _require_plain("parameters", parameters)
+    machine = asdict(detect())
+    found = {distribution: version(distribution) for distribution in VERSIONED}
+    try:
+        record = _Stored(
+            name=name,
+            date=datetime.datetime.now(datetime.UTC).date(),
+            level=level,
+            hardware={field: machine[field] for field in _Hardware.model_fields},
+            versions={"python": platform.python_version()} | {k: v for k, v in found.items() if v is not None},
+            parameters=parameters,
+            result=result,
+        )
+    except ValidationError as error:
+        raise ValueError(f"cannot store result {name!r}: {_first(error)}") from None
+    text = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    path = Path(folder) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside.write_bytes(text.encode())
+    os.replace(aside, path)
+    return path
+
+
+def stored(name: str) -> dict:
+    """The stored result `name` as a dict: name, date, level, hardware, versions, parameters, result.
+
+    Raises FileNotFoundError where there is none, ValueError naming the file and field where it is malformed.
+    """
+    return _read(name).model_dump(mode="json")
+
+
+def _read(name: str) -> _Stored:
+    if not isinstance(name, str) or re.fullmatch(NAME, name) is None:
+        raise ValueError(f"name={name!r} of a stored result is not of the form [a-z0-9_]+")
+    path = _folder() / f"{name}.json"
+    try:
+        record = _Stored.model_validate_json(path.read_bytes())
+        _require_plain("result", record.result)
+        _require_plain("parameters", record.parameters)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no stored result {name!r}") from None
+    except ValidationError as error:
+        raise ValueError(f"stored result results/{path.name}: {_first(error)}") from None
+    except ValueError as error:
+        raise ValueError(f"stored result results/{path.name}: {error}") from None
+    if record.name != name:
+        raise ValueError(f"stored result results/{path.name}: name is {record.name!r}")
+    return record
+
+
+def describe(name: str) -> tuple[str, Table]:
+    """The stored result `name` for a reader: a line with its date and hardware, and a table of its values."""
+    record = _read(name)
+    rows = [*_flat(record.result), *((f"parameter {label}", text) for label, text in _flat(record.parameters))]
+    versions = ", ".join(f"{package} {number}" for package, number in record.versions.items())
+    rows += [("date", record.date.isoformat()), ("hardware", _hardware_text(record.hardware)), ("versions", versions)]
+    return f"Stored result of {record.date.isoformat()}, {_hardware_text(record.hardware)}:", Table(rows)
+
+
+def _folder() -> Path:
+    package = Path(__file__).parents[1]
+    packaged = package / "results"  # where the wheel puts them; a checkout has them beside the package
+    return packaged if packaged.is_dir() else package.parent / "results"
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors()[0]
+    field = ".".join(str(part) for part in found["loc"])
+    return f"{field + ': ' if field else ''}{found['msg']} (got {str(found['input'])[:60]!r})".replace("\n", " ")
+
+
+def _require_plain(field: str, value: Any) -> None:
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{field} is {value}: only finite numbers are stored")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{field} has the key {key!r}: keys are strings")
+            _require_plain(f"{field}.{key}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _require_plain(f"{field}[{index}]", item)
+    else:
+        raise ValueError(f"{field} is a {type(value).__name__}: store plain numbers, text, lists and dicts")
+
+
+def _hardware_text(hardware: _Hardware) -> str:
+    text = f"{hardware.cpu_count} CPU cores ({hardware.cpu_model})"
+    if hardware.memory_bytes is not None:
+        text += f", {hardware.memory_bytes / 2**30:.1f} GiB"
+    if hardware.gpu_name is None:
+        return text
+    memory = "" if hardware.gpu_memory_bytes is None else f" with {hardware.gpu_memory_bytes / 2**30:.2f} GiB"
+    return f"{hardware.num_accelerators} x {hardware.gpu_name}{memory}, {text}"
+
+
+def _flat(values: dict, prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((prefix + key, f"{value:.4g}" if isinstance(value, float) else str(value)[:80]))
+    return rows

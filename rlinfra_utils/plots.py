@@ -1,0 +1,201 @@
+"""Pictures of the series: one style, colours safe for the colour-blind, alt text with every figure.
+
+Models: a timeline of spans, shares of a total, the dataflow of one step, per-token bars. Leaves out:
+interaction and any computation; each function draws a table that another module made. Use:
+`plots.show(plots.timeline(trace.frame()), alt="...")`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+#: Okabe and Ito's palette (2008): eight colours that stay apart under the common colour-blindnesses.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
+WAITING = "#D0D0D0"
+
+#: One colour a stage, everywhere in the series.
+STAGE_COLORS = {
+    "prepare": PALETTE[7],
+    "prefill": PALETTE[4],
+    "decode": PALETTE[0],
+    "rollout": PALETTE[0],
+    "verifier": PALETTE[6],
+    "logprob_recompute": PALETTE[5],
+    "forward_backward": PALETTE[3],
+    "optimizer_step": PALETTE[1],
+    "train": PALETTE[3],
+    "weight_sync": PALETTE[2],
+    "queue_wait": WAITING,
+}
+
+STYLE = {
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.labelsize": 10,
+    "axes.prop_cycle": plt.cycler(color=PALETTE),
+    "legend.frameon": False,
+    "font.size": 9,
+    "svg.hashsalt": "rlinfra",
+}
+
+
+def styled(draw):
+    """Run a drawing function in the series' style, without touching the reader's own settings."""
+
+    @functools.wraps(draw)
+    def in_style(*args, **kwargs):
+        with plt.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return in_style
+
+
+@styled
+def figure(width: float = 8.0, height: float = 3.0, **grid) -> tuple[Figure, object]:
+    """A figure in the series' style; `grid` goes to `plt.subplots`. Sizes in inches."""
+    return plt.subplots(figsize=(width, height), **grid)
+
+
+def title(ax, finding: str) -> None:
+    """Set the title: the finding, not the names of the axes."""
+    ax.set_title(finding, loc="left", fontsize=11, fontweight="bold")
+
+
+def _legend(fig: Figure, colors: Mapping[str, str]) -> None:
+    handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in colors.values()]
+    fig.legend(handles, colors, ncols=min(len(colors), 6), loc="outside lower left")
+
+
+def show(fig: Figure, alt: str) -> None:
+    """Display `fig` once, with `alt` as its description for those who do not see it."""
+    from IPython.display import display
+
+    if not alt.strip():
+        raise ValueError("alt='' describes nothing: say in a sentence what the figure shows")
+    plt.close(fig)
+    display(fig, metadata={"image/png": {"alt": alt}})
+
+
+def _color(stage: str, known: dict[str, str]) -> str:
+    spare = [c for c in PALETTE if c not in known.values()] or list(PALETTE)
+    return known.setdefault(stage, STAGE_COLORS.get(stage, spare[0]))
+
+
+@styled
+def timeline(frame: pd.DataFrame, finding: str = "", ax=None, legend: bool = True) -> Figure:
+    """Spans as bars over time, one row a track; waits in grey.
+
+    `frame` has columns track, stage, start_s, end_s and, where it has them, wait and depth (only the
+    deepest spans are readable, so parents are left to the caller to drop).
+    """
+    fig, ax = (ax.figure, ax) if ax is not None else figure(8, 1.1 + 0.4 * frame["track"].nunique())
+    tracks = list(dict.fromkeys(frame["track"]))
+    origin_s, known = frame["start_s"].min(), {}
+    waits = frame["wait"] if "wait" in frame else pd.Series(False, index=frame.index)
+    for (_, row), wait in zip(frame.iterrows(), waits, strict=True):
+        color = WAITING if wait else _color(row["stage"], known)
+        y = tracks.index(row["track"])
+        ax.barh(y, row["end_s"] - row["start_s"], left=row["start_s"] - origin_s, height=0.7, color=color, lw=0)
+    ax.set_yticks(range(len(tracks)), tracks)
+    ax.invert_yaxis()
+    ax.set_xlabel("time, s")
+    title(ax, finding)
+    if legend:
+        _legend(fig, known)
+    return fig
+
+
+@styled
+def shares(rows: Mapping[str, Mapping[str, float]], unit: str, finding: str = "", normalise: bool = False) -> Figure:
+    """One stacked bar a row of `rows` ({row: {part: value}}), parts labelled where they fit."""
+    fig, ax = figure(8, 1.0 + 0.5 * len(rows))
+    known: dict[str, str] = {}
+    largest = max(sum(parts.values()) for parts in rows.values())
+    for y, parts in enumerate(rows.values()):
+        total, left = sum(parts.values()), 0.0
+        scale = 1 / total if normalise else 1.0
+        for part, value in parts.items():
+            width = value * scale
+            ax.barh(y, width, left=left, color=_color(part, known), height=0.65, lw=0)
+            if width > 0.06 * (1.0 if normalise else largest):
+                dark = known[part] in (PALETTE[0], PALETTE[2], PALETTE[3], PALETTE[7])
+                text = f"{value / total:.0%}"
+                ax.text(left + width / 2, y, text, ha="center", va="center", color="white" if dark else "black")
+            left += width
+    ax.set_yticks(range(len(rows)), rows)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"share of {unit}" if normalise else unit)
+    title(ax, finding)
+    _legend(fig, known)
+    return fig
+
+
+#: Six roles of an online-RL loop (x, y of a box's centre) and eight actions between them.
+ROLES = {
+    "planner": (0.12, 0.75),
+    "engine": (0.5, 0.75),
+    "verifier": (0.88, 0.75),
+    "weight sync": (0.12, 0.2),
+    "trainer": (0.5, 0.2),
+    "store": (0.88, 0.2),
+}
+ACTIONS = (
+    ("1 choose prompts", "planner", "engine"),
+    ("2 generate", "engine", "verifier"),
+    ("3 reward", "verifier", "store"),
+    ("4 masks, log-probs · 5 batch", "store", "trainer"),
+    ("6 gradient · 7 update", "trainer", "weight sync"),
+    ("8 publish weights", "weight sync", "engine"),
+)
+
+
+@styled
+def dataflow(busy_s: Mapping[str, float], carried: Mapping[str, str], finding: str = "") -> Figure:
+    """The loop as roles and actions: a role is shaded by its share of `busy_s` (seconds a role), and an
+    action carries what `carried` says under its number ("1": "32 prompts").
+    """
+    fig, ax = figure(9, 3.8)
+    total_s = sum(busy_s.values())
+    for role, (x, y) in ROLES.items():
+        share = busy_s.get(role, 0.0) / total_s
+        box = FancyBboxPatch((x - 0.09, y - 0.1), 0.18, 0.2, boxstyle="round,pad=0.01", ec=PALETTE[0], lw=1.2)
+        box.set_facecolor((*to_rgb(PALETTE[4]), 0.08 + 0.8 * share))
+        ax.add_patch(box)
+        ax.text(x, y, f"{role}\n{1e3 * busy_s.get(role, 0.0):.1f} ms · {share:.0%}", ha="center", va="center")
+    for action, source, target in ACTIONS:
+        (x0, y0), (x1, y1) = ROLES[source], ROLES[target]
+        shrink = 68 if y0 == y1 else 40
+        ax.add_patch(FancyArrowPatch((x0, y0), (x1, y1), arrowstyle="-|>", mutation_scale=12, color="#444444",
+                                     shrinkA=shrink, shrinkB=shrink))  # fmt: skip
+        words = [action] + [carried[n] for n in carried if n in action.split()]
+        shift = 0.17 if y0 == y1 == 0.75 else -0.17 if y0 == y1 else 0.0
+        ax.text((x0 + x1) / 2, (y0 + y1) / 2 + shift, "\n".join(words), ha="center", va="center", fontsize=8,
+                bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
+    ax.set(xlim=(0, 1), ylim=(-0.1, 1.02))
+    ax.set_axis_off()
+    title(ax, finding)
+    return fig
+
+
+@styled
+def token_bars(labels: Sequence[str], series: Mapping[str, Sequence[float]], ylabel: str, finding: str = "") -> Figure:
+    """Grouped bars, one group a token (or token id): compares what several policies say of the same tokens."""
+    fig, ax = figure(8, 2.8)
+    width = 0.8 / len(series)
+    for k, (name, values) in enumerate(series.items()):
+        ax.bar(np.arange(len(labels)) + (k - (len(series) - 1) / 2) * width, values, width, label=name)
+    ax.set_xticks(range(len(labels)), labels)
+    ax.set_ylabel(ylabel)
+    title(ax, finding)
+    fig.legend(ncols=len(series), loc="outside lower left")
+    return fig

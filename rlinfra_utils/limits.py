@@ -1,0 +1,255 @@
+"""How far a stage is from the machine's limit: the roofline of decode, prefill and training.
+
+Models: a step takes at least its bytes over the memory bandwidth, and at least its floating-point operations
+over the peak rate; the larger of the two is the bound (Williams et al., "Roofline", 2009). Leaves out:
+caches that hold the weights, kernel launches, communication, and overlap of the two, so a bound is never beaten
+for a model larger than the cache, and rarely reached.
+Use: `decode(ModelSpec.named("Qwen2.5-7B"), device("H100"), batch=64, context_tokens=4096)`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+
+from rlinfra_utils.memory import ModelSpec, kv_cache
+from rlinfra_utils.memory.layers import AttentionCache, LatentCache
+
+#: `compute_bound_batch` looks no further: a bound of bandwidth here is one of the cache, at any batch.
+LARGEST_BATCH = 2**24
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a machine can do at most: memory (bytes), bandwidth (bytes/s), rate by dtype (FLOP/s, dense)."""
+
+    name: str
+    memory_bytes: float
+    bytes_per_s: float
+    flops_per_s: dict[str, float]
+    source: str
+
+    def rate(self, dtype: str) -> float:
+        """Peak FLOP/s in `dtype`; raises ValueError for one that the device has no figure for."""
+        if dtype not in self.flops_per_s:
+            raise ValueError(f"dtype={dtype!r}: {self.name} has figures for {', '.join(self.flops_per_s)}")
+        return self.flops_per_s[dtype]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time of one step and what sets it: "bandwidth" or "compute". `tokens` are made per step."""
+
+    tokens: float
+    bytes: float
+    flops: float
+    bytes_s: float
+    flops_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The least time of the step, in seconds."""
+        return max(self.bytes_s, self.flops_s)
+
+    @property
+    def limit(self) -> str:
+        """What sets `step_s`."""
+        return "bandwidth" if self.bytes_s >= self.flops_s else "compute"
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The most tokens a second."""
+        return self.tokens / self.step_s
+
+    def share(self, measured_tokens_per_s: float) -> float:
+        """Measured rate as a share of the bound."""
+        return measured_tokens_per_s / self.tokens_per_s
+
+
+def known_devices() -> list[str]:
+    """Names that `device` knows."""
+    return list(_table()["devices"])
+
+
+def device(name: str) -> Device:
+    """A device of `data/devices.json` (data sheets, dense figures); raises ValueError for an unknown name."""
+    table = _table()["devices"]
+    if name not in table:
+        raise ValueError(f"name={name!r}: known devices are {', '.join(table)}; this machine: measure()")
+    return Device(name, **table[name])
+
+
+def measure(backend: str = "numpy", seconds: float = 0.5) -> Device:
+    """This machine's bandwidth and float32 rate, measured: reading a block larger than the caches, and a
+    square matrix product. `backend` "torch" uses torch's threads and kernels, on the CPU.
+
+    The best of the repetitions that fit into `seconds` for each of the two. Raises ValueError otherwise.
+    """
+    _positive(seconds=seconds)
+    if backend not in ("numpy", "torch"):
+        raise ValueError(f"backend={backend!r}: choose 'numpy' or 'torch'")
+    side, block = 1024, np.ones(2**26, dtype=np.float32)  # 256 MiB, beyond a server's last-level cache
+    square = np.ones((side, side), dtype=np.float32)
+    if backend == "torch":
+        import torch
+
+        block, square = torch.from_numpy(block), torch.from_numpy(square)
+    read_s = _best_s(block.sum, seconds)
+    product_s = _best_s(lambda: square @ square, seconds)
+    rates = {"float32": 2 * side**3 / product_s}
+    return Device("this machine", math.nan, 4 * 2**26 / read_s, rates, f"measured with {backend}")
+
+
+def decode(
+    spec: ModelSpec,
+    device: Device,
+    batch: int,
+    context_tokens: int,
+    dtype: str = "bfloat16",
+    weight_bytes: float = 2,
+    kv_bytes: float = 2,
+) -> Bound:
+    """One decode step of `batch` sequences with `context_tokens` each behind them: one token a sequence.
+
+    Bytes: each weight once (of a mixture, the experts that the batch reaches) and each sequence's cache.
+    FLOPs: 2 for each active parameter and token, and the attention over the context. `weight_bytes` and
+    `kv_bytes` are bytes a number. Raises ValueError for a size that is not positive or an unknown dtype.
+    """
+    _positive(batch=batch, weight_bytes=weight_bytes, kv_bytes=kv_bytes)
+    cache = kv_cache(spec, context_tokens, batch, kv_bytes).total
+    flops = batch * (2 * spec.num_active_params + _attention_flops(spec, context_tokens))
+    return _bound(batch, _touched_params(spec, batch) * weight_bytes + cache, flops, device, dtype)
+
+
+def prefill(
+    spec: ModelSpec,
+    device: Device,
+    num_seqs: int,
+    seq_tokens: int,
+    dtype: str = "bfloat16",
+    weight_bytes: float = 2,
+    kv_bytes: float = 2,
+) -> Bound:
+    """Reading `num_seqs` prompts of `seq_tokens` tokens: the weights once, the cache written once.
+
+    FLOPs: 2 for each active parameter and token, and causal attention, in which a token meets half of its
+    sequence on average.
+    """
+    _positive(num_seqs=num_seqs, seq_tokens=seq_tokens, weight_bytes=weight_bytes, kv_bytes=kv_bytes)
+    tokens = num_seqs * seq_tokens
+    flops = tokens * (2 * spec.num_active_params + _attention_flops(spec, seq_tokens) / 2)
+    moved = _touched_params(spec, tokens) * weight_bytes + kv_cache(spec, seq_tokens, num_seqs, kv_bytes).total
+    return _bound(tokens, moved, flops, device, dtype)
+
+
+def training(
+    spec: ModelSpec,
+    device: Device,
+    num_seqs: int,
+    seq_tokens: int,
+    dtype: str = "bfloat16",
+    weight_bytes: float = 2,
+    recompute: bool = False,
+) -> Bound:
+    """One forward and backward pass: three times the forward's FLOPs, four times if it is recomputed in full.
+
+    The backward pass costs twice the forward (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Bytes: the
+    weights once a pass and the gradients once; activations are left out.
+    """
+    forward = prefill(spec, device, num_seqs, seq_tokens, dtype, weight_bytes)
+    passes = 4 if recompute else 3
+    moved = passes * spec.num_params * weight_bytes
+    return _bound(forward.tokens, moved, passes * forward.flops, device, dtype)
+
+
+def compute_bound_batch(
+    spec: ModelSpec,
+    device: Device,
+    context_tokens: int = 0,
+    dtype: str = "bfloat16",
+    weight_bytes: float = 2,
+    kv_bytes: float = 2,
+) -> float:
+    """The smallest batch at which decode is bound by compute; inf if its caches keep it bound by bandwidth.
+
+    Each sequence adds its own cache to the bytes, so that with a long context no batch gets there.
+    """
+
+    def computes(batch: int) -> bool:
+        return decode(spec, device, batch, context_tokens, dtype, weight_bytes, kv_bytes).limit == "compute"
+
+    high = 1
+    while not computes(high):
+        high *= 2
+        if high > LARGEST_BATCH:
+            return math.inf
+    low = high // 2  # bound by bandwidth, or 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if computes(middle) else (middle, high)
+    return high
+
+
+def concurrency(
+    spec: ModelSpec, pool_bytes: float, tokens_per_seq: int, dtype_bytes: float = 2, block_tokens: int = 16
+) -> int:
+    """Whole sequences of `tokens_per_seq` tokens that a KV pool of `pool_bytes` holds at once, in blocks."""
+    per_seq = kv_cache(spec, tokens_per_seq, 1, dtype_bytes, "kept", block_tokens).total
+    _positive(pool_bytes=pool_bytes, bytes_per_sequence=per_seq)
+    return int(pool_bytes // per_seq)
+
+
+def _attention_flops(spec: ModelSpec, context_tokens: int) -> float:
+    """FLOPs of one token's attention over `context_tokens`: a multiply and an add for each head, and each number
+    of a key and of a value. MLA with absorbed projections attends in the latent (arXiv:2405.04434, 2.1.2).
+    Linear layers are left out: they do not grow with the context, and are small beside their projections.
+    """
+    flops = 0.0
+    for cache, num_layers in spec.caches.items():
+        if isinstance(cache, LatentCache):
+            flops += num_layers * 2 * spec.num_heads * (2 * cache.latent_dim + cache.rotary_dim) * context_tokens
+        elif isinstance(cache, AttentionCache):
+            met = min(context_tokens, cache.window or context_tokens)
+            flops += num_layers * 2 * spec.num_heads * (cache.key_dim + cache.value_dim) * met
+    return flops
+
+
+def _touched_params(spec: ModelSpec, tokens: int) -> float:
+    """Parameters that a step of `tokens` tokens reads: all of a dense model; of a mixture's experts, the expected
+    share that `tokens` independent and even draws reach, 1 - (1 - active / all) ** tokens.
+    """
+    touched = 0.0
+    for _, weight in spec.weights():
+        missed = 0.0 if weight.active_experts is None else (1 - weight.active_experts / weight.shape[0]) ** tokens
+        touched += weight.count * (1 - missed)
+    return touched
+
+
+def _bound(tokens: float, num_bytes: float, flops: float, device: Device, dtype: str) -> Bound:
+    return Bound(tokens, num_bytes, flops, num_bytes / device.bytes_per_s, flops / device.rate(dtype))
+
+
+def _best_s(work: Callable[[], object], seconds: float) -> float:
+    work()  # the first call pays for pages and threads
+    best_s, until_s = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        start_s = time.perf_counter()
+        work()
+        best_s = min(best_s, time.perf_counter() - start_s)
+    return best_s
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{name}={value!r}: must be a positive, finite number")
+
+
+def _table() -> dict:
+    return json.loads((files("rlinfra_utils") / "data" / "devices.json").read_text(encoding="utf-8"))

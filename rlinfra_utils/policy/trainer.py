@@ -1,0 +1,242 @@
+"""The trainer: rollout records in, one published version of the weights out.
+
+Models: records laid out as rectangles, log-probs recomputed by the trainer's own forward pass, epochs of
+minibatches of clipped policy gradient, AdamW, a version that counts updates. Leaves out: sharding, mixed
+precision, gradient accumulation, learning-rate schedules.
+Use: `stats = Trainer(model).update(rollouts, advantages)`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlinfra_utils.policy.grpo import grpo_loss, kl_to_base, token_ratio
+from rlinfra_utils.rollouts import Rollout
+from rlinfra_utils.timers import Trace
+
+#: How far above 0 the rounding of an engine may put a log-prob, in nats.
+LOGPROB_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts as rectangles, padded on the right (the mask is 0 there, so the padding's value is free).
+
+    `ids` (rollouts, tokens) holds prompt + response. The other two describe the predicted tokens, all but
+    the first: boolean `mask` and `behavior` log-probs, (rollouts, tokens - 1). `temperature` (rollouts, 1, 1).
+    """
+
+    ids: Tensor
+    mask: Tensor
+    behavior: Tensor
+    temperature: Tensor
+
+    def rows(self, rows: slice) -> Batch:
+        """The same for some of the rollouts."""
+        return Batch(self.ids[rows], self.mask[rows], self.behavior[rows], self.temperature[rows])
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What one update did; loss, ratio, clip share, norm and KL are means over its optimizer steps.
+
+    `clip_share` is the share of tokens whose gradient the clip cut off. `gap` is the mean |trainer -
+    behaviour| log-prob in nats before the first optimizer step: 0 at zero lag, but for arithmetic.
+    `kl` is to the base model, in nats a token; 0 without one.
+    """
+
+    version: int
+    optimizer_step: int
+    num_tokens: int
+    gap: float
+    loss: float
+    mean_ratio: float
+    clip_share: float
+    grad_norm: float
+    kl: float
+
+
+def check_trainable(record: Rollout, vocab_size: int) -> None:
+    """Raise ValueError unless the trainer can compute the ratio of each policy token exactly.
+
+    Asks for less than `rollouts.validate` (provenance is not its business) and for one thing more: tokens
+    drawn from the softmax at a temperature above 0 and nothing else. A top-p, top-k or min-p filter would
+    need the kept set of each token, which the record does not carry.
+    """
+    name = f"record {record.sample_id}"
+    for field in ("prompt_tokens", "response_tokens", "policy_mask", "behavior_logprobs", "decoding"):
+        if getattr(record, field) is None:
+            raise ValueError(f"{name}: {field} is missing; the trainer cannot do without it")
+    _check_tokens(record, name, vocab_size)
+    decoding = record.decoding
+    if not (decoding.temperature or 0) > 0 or decoding.model_copy(update={"temperature": 1.0}).filters:
+        raise ValueError(f"{name}: {decoding!r}; the trainer needs temperature > 0 and no filter")
+    if decoding.temperature != 1.0 and decoding.logprobs_mode != "processed":
+        raise ValueError(f"{name}: logprobs_mode={decoding.logprobs_mode!r}; off temperature 1 send 'processed' ones")
+
+
+def _check_tokens(record: Rollout, name: str, vocab_size: int) -> None:
+    num_prompt, num_response = len(record.prompt_tokens), len(record.response_tokens)
+    for field, expected in (("policy_mask", num_prompt + num_response), ("behavior_logprobs", num_response)):
+        if len(getattr(record, field)) != expected:
+            raise ValueError(f"{name}: {field} has length {len(getattr(record, field))}, expected {expected}")
+    for index, token in enumerate(record.prompt_tokens + record.response_tokens):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"{name}: token {index} is {token}; the model's ids are 0 to {vocab_size - 1}")
+    if num_prompt == 0 or any(record.policy_mask[:num_prompt]):
+        raise ValueError(f"{name}: prompt_tokens has length {num_prompt}, or policy_mask claims some; give context")
+    for index, (bit, value) in enumerate(zip(record.policy_mask[num_prompt:], record.behavior_logprobs)):
+        if bit not in (0, 1):
+            raise ValueError(f"{name}: policy_mask[{num_prompt + index}]={bit}; a mask holds 0 and 1")
+        if bit and not (value is not None and -math.inf < value <= LOGPROB_TOLERANCE):
+            raise ValueError(f"{name}: behavior_logprobs[{index}]={value}; a policy token's is finite and at most 0")
+
+
+def collate(rollouts: Sequence[Rollout], vocab_size: int, device: torch.device | str = "cpu") -> Batch:
+    """Lay records out as a `Batch`; raises ValueError for no record or one that is not trainable."""
+    if not rollouts:
+        raise ValueError("rollouts is empty: an update needs at least one record")
+    for record in rollouts:
+        check_trainable(record, vocab_size)
+    width = max(len(record.policy_mask) for record in rollouts)
+    ids = np.zeros((len(rollouts), width), dtype=np.int64)
+    mask = np.zeros((len(rollouts), width), dtype=bool)
+    behavior = np.zeros((len(rollouts), width), dtype=np.float32)
+    for row, record in enumerate(rollouts):
+        num_prompt, num_tokens = len(record.prompt_tokens), len(record.policy_mask)
+        ids[row, :num_tokens] = record.prompt_tokens + record.response_tokens
+        mask[row, :num_tokens] = record.policy_mask
+        behavior[row, num_prompt:num_tokens] = [0.0 if v is None else v for v in record.behavior_logprobs]
+    if not mask.any():
+        raise ValueError("policy_mask is 0 everywhere in the batch: no token to train on")
+    temperature = torch.tensor([record.decoding.temperature for record in rollouts], dtype=torch.float32)
+    tensors = torch.from_numpy(ids), torch.from_numpy(mask[:, 1:]), torch.from_numpy(behavior[:, 1:])
+    return Batch(*(t.to(device) for t in tensors), temperature.reshape(-1, 1, 1).to(device))
+
+
+def batch_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Log-prob in nats of each token given those before it, shape (rollouts, tokens - 1).
+
+    Of the distribution at the record's temperature, which is the one that the tokens were drawn from.
+    """
+    logits = model(batch.ids, use_cache=False).logits[:, :-1].float() / batch.temperature
+    return logits.log_softmax(-1).gather(-1, batch.ids[:, 1:, None]).squeeze(-1)
+
+
+class Trainer:
+    """A model, its optimizer and the version of its weights.
+
+    Life: `update` raises `version` by one and `optimizer_step` by the number of gradient steps that it took.
+    Invariant: an update that raises leaves weights, optimizer and both counters as they were. Trap: the
+    engine does not see the weights until they are published to it; until then its version is older.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        lr: float = 3e-4,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        max_grad_norm: float = 1.0,
+        base_model: PreTrainedModel | None = None,
+        kl_coef: float = 0.0,
+        version: int = 0,
+    ) -> None:
+        for name, value in (("lr", lr), ("clip_low", clip_low), ("clip_high", clip_high)):
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value}: must be positive and finite")
+        if not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm={max_grad_norm}: must be positive; use inf for no limit")
+        if not 0 <= kl_coef < float("inf") or (kl_coef > 0) != (base_model is not None):
+            raise ValueError(f"kl_coef={kl_coef}: a positive one goes with a base_model, 0 without")
+        if base_model is model:
+            raise ValueError("base_model is the trained model itself, so that its KL would stay 0: pass a copy")
+        self.model, self.base_model, self.kl_coef = model, base_model, kl_coef
+        self.clip_low, self.clip_high, self.max_grad_norm = clip_low, clip_high, max_grad_norm
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.version, self.optimizer_step = version, 0
+
+    def update(
+        self,
+        rollouts: Sequence[Rollout],
+        advantages: Sequence[float],
+        num_epochs: int = 1,
+        minibatches: int = 1,
+        trace: Trace | None = None,
+    ) -> UpdateStats:
+        """Train on `rollouts`, `num_epochs` times, in `minibatches` optimizer steps an epoch.
+
+        `advantages` has one entry a rollout. Minibatch i takes rollouts i, i + minibatches, ..., so that each
+        sees a part of every group. Raises ValueError at the door for what cannot be trained on, and
+        FloatingPointError if a loss or gradient is not finite.
+        """
+        trace = Trace() if trace is None else trace
+        _check_update(len(rollouts), advantages, num_epochs, minibatches)
+        device = next(self.model.parameters()).device
+        with trace.span("logprob_recompute") as span, torch.no_grad():
+            batch = collate(rollouts, self.model.get_input_embeddings().num_embeddings, device)
+            gap = (batch_logprobs(self.model, batch) - batch.behavior)[batch.mask].abs().mean().item()
+            base = None if self.base_model is None else batch_logprobs(self.base_model, batch)
+            span.set(tokens=sum(len(record.policy_mask) for record in rollouts))
+        advantage = torch.tensor(np.asarray(advantages), dtype=torch.float32, device=device)[:, None]
+        parts = [slice(i, None, minibatches) for i in range(minibatches)] * num_epochs
+        before = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+        try:
+            steps = [
+                self._step(batch.rows(part), advantage[part], None if base is None else base[part], trace)
+                for part in parts
+            ]
+        except BaseException:  # an interrupt by hand in the middle as well
+            self.model.load_state_dict(before[0])
+            self.optimizer.load_state_dict(before[1])
+            raise
+        self.version += 1
+        self.optimizer_step += len(steps)
+        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        return UpdateStats(self.version, self.optimizer_step, int(batch.mask.sum()), gap, **means)
+
+    def _step(self, batch: Batch, advantage: Tensor, base: Tensor | None, trace: Trace) -> dict[str, float]:
+        """One optimizer step on one minibatch; returns its statistics."""
+        with trace.span("forward_backward", tokens=batch.ids.numel()):
+            logprobs = batch_logprobs(self.model, batch)
+            ratio = token_ratio(logprobs, batch.behavior, batch.mask)
+            loss = grpo_loss(ratio, advantage, batch.mask, self.clip_low, self.clip_high)
+            kl = torch.zeros(()) if base is None else kl_to_base(logprobs, base, batch.mask)
+            loss = loss + self.kl_coef * kl
+            self.optimizer.zero_grad()
+            loss.backward()
+            grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        if not (loss.isfinite() and grad_norm.isfinite()):
+            raise FloatingPointError(f"loss={loss.item()}, grad_norm={grad_norm.item()}: not finite; update undone")
+        with trace.span("optimizer_step"):
+            self.optimizer.step()
+        is_clipped = torch.where(advantage > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
+        num_tokens = batch.mask.sum()
+        values = {
+            "loss": loss,
+            "mean_ratio": (ratio * batch.mask).sum() / num_tokens,
+            "clip_share": (is_clipped & batch.mask & (advantage != 0)).sum() / num_tokens,
+            "grad_norm": grad_norm,
+            "kl": kl,
+        }
+        return {name: value.item() for name, value in values.items()}
+
+
+def _check_update(num_rollouts: int, advantages: Sequence[float], num_epochs: int, minibatches: int) -> None:
+    if len(advantages) != num_rollouts:
+        raise ValueError(f"advantages has length {len(advantages)}, rollouts {num_rollouts}: one each is needed")
+    for index, advantage in enumerate(advantages):
+        if not np.isfinite(advantage):
+            raise ValueError(f"advantages[{index}]={advantage}: an advantage must be finite")
+    if num_epochs < 1:
+        raise ValueError(f"num_epochs={num_epochs}: train on the batch at least once")
+    if not 1 <= minibatches <= max(1, num_rollouts):
+        raise ValueError(f"minibatches={minibatches}: with {num_rollouts} rollouts give 1 to as many")

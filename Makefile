@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
+# Threads that wait should sleep: on a shared machine, spinning ones cost more than the work.
+export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: lab test check jupyter level-b bench model colab clean help
 

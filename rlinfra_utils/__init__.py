@@ -1,12 +1,14 @@
 """The infrastructure of online RL for language models: predicted, measured, compared.
 
-Modules by floor; a file imports only from floors below its own. Importing this package, or any
-module of floors 1 and 2, loads neither torch nor transformers.
+Modules by floor; a file imports only from floors below its own. Importing this package, or any module of floors
+1 and 2, loads neither torch nor transformers.
 
-1. `timers` how long · `rollouts` what a rollout must say · `memory` how much
-2. `synthetic` seeded rollouts
+1. `timers` how long · `memory` how much · `rollouts` what a rollout must say · `offpolicy` lag, ratios, corrections ·
+   `pipeline` closed forms of pipelines, queues and staleness
+2. `limits` how far from the machine's limit · `synthetic` seeded rollouts
 3. `policy` a tiny real policy trained by GRPO · `engines` one interface over real engines
--  `levels` what this machine can run · `exercises` graded problems · `plots` pictures
+
+Beside the floors: `levels` what this machine can run · `exercises` graded problems · `plots` pictures
 """
 
 __version__ = "0.1.0.dev0"

@@ -131,7 +131,12 @@ class Session:
             ("CPU", cpu),
             ("accelerator", _accelerators(machine)),
             ("small model (135M)", source[machine.small_model]),
-            ("vLLM", "its own environment" if machine.vllm_python else "no environment of its own (RLINFRA_VLLM_PYTHON names one)"),
+            (
+                "vLLM",
+                "its own environment"
+                if machine.vllm_python
+                else "no environment of its own (RLINFRA_VLLM_PYTHON names one)",
+            ),
             ("Ray", machine.ray_version or "not installed"),
             *(("problem", problem) for problem in machine.problems),
         ]

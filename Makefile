@@ -46,6 +46,7 @@ clean:  ## remove environments and builds
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
+	@echo "Installing into $(VENV): one to three minutes, about 2 GB on disk."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --disable-pip-version-check --progress-bar off -q -r requirements-cpu.txt
 	$(RUN) pip install --disable-pip-version-check -q --no-deps -e .

@@ -33,6 +33,7 @@ STAGE_COLORS = {
     "optimizer_step": PALETTE[1],
     "train": PALETTE[3],
     "weight_sync": PALETTE[2],
+    "records": "#777777",
     "queue_wait": WAITING,
 }
 
@@ -198,4 +199,54 @@ def token_bars(labels: Sequence[str], series: Mapping[str, Sequence[float]], yla
     ax.set_ylabel(ylabel)
     title(ax, finding)
     fig.legend(ncols=len(series), loc="outside lower left")
+    return fig
+
+
+@styled
+def stacked(frame: pd.DataFrame, unit: str, limit: float, finding: str = "", ax=None, legend: bool = True) -> Figure:
+    """One column a row of `frame`, its parts (columns) stacked; the fullest row is marked, `limit` is a line."""
+    fig, ax = (ax.figure, ax) if ax is not None else figure(7, 3.4)
+    totals, known = frame.sum(axis=1), {}
+    base = np.zeros(len(frame))
+    for part in frame:
+        ax.bar(range(len(frame)), frame[part], bottom=base, color=_color(part, known), width=0.7, lw=0)
+        base += frame[part].to_numpy()
+    ax.axhline(limit, color="black", ls="--", lw=1)
+    ax.text(-0.55, limit, f"limit {limit:g}", va="bottom", fontsize=8)
+    peak = int(np.argmax(totals))
+    for x, total in enumerate(totals):
+        words, weight = (f"peak {total:.1f}", "bold") if x == peak else (f"{total:.1f}", "normal")
+        if abs(total - limit) < 0.08 * limit:  # beside the line, not across it
+            ax.text(x, max(total, limit) * 1.07, words, ha="center", fontsize=8, fontweight=weight)
+        else:
+            ax.text(x, total, words, ha="center", va="bottom", fontsize=8, fontweight=weight)
+    ax.set_xticks(range(len(frame)), frame.index, va="baseline")
+    ax.tick_params(axis="x", pad=12)
+    ax.set(ylabel=unit, xlim=(-0.6, len(frame) - 0.4), ylim=(0, 1.25 * max(limit, totals.max())))
+    title(ax, finding)
+    if legend:
+        _legend(fig, known)
+    return fig
+
+
+@styled
+def verdict_map(share: pd.DataFrame, limited_by: pd.DataFrame, finding: str = "") -> Figure:
+    """Cells coloured by what limits them, the share inside; "fits" is green, the darker the fuller.
+
+    Two tables of one shape, whose axes' names become labels (`index.name`, `columns.name`).
+    """
+    fig, ax = figure(8, 1.4 + 0.36 * len(share))
+    known = {"fits": PALETTE[2]}
+    for y, row in enumerate(share.index):
+        for x, column in enumerate(share.columns):
+            limit, value = limited_by.loc[row, column], share.loc[row, column]
+            alpha = 0.1 + 0.6 * value if limit == "fits" else 1.0
+            ax.add_patch(plt.Rectangle((x, y), 1, 1, fc=_color(limit, known), alpha=alpha, ec="white", lw=1.5))
+            dark = limit != "fits" and known[limit] in (PALETTE[0], PALETTE[3], PALETTE[7])
+            ax.text(x + 0.5, y + 0.5, f"{value:.0%}", ha="center", va="center", color="white" if dark else "black")
+    ax.set(xlim=(0, len(share.columns)), ylim=(0, len(share)), xlabel=share.columns.name, ylabel=share.index.name)
+    for axis, names in ((ax.xaxis, share.columns), (ax.yaxis, share.index)):
+        axis.set_ticks(np.arange(len(names)) + 0.5, [f"{name:,}" for name in names])
+    title(ax, finding)
+    _legend(fig, known)
     return fig

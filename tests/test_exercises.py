@@ -32,6 +32,12 @@ lags = [112 - version for version in (108, 109, 110, 110)]
 stages = {"prepare": 0.4, "prefill": 1.6, "decode": 17.8, "verifier": 3.0, "recompute": 2.2, "update": 8.0}
 stages |= {"optimizer": 0.6, "sync": 1.4}
 token_lags = [44 - 41] * 60 + [44 - 42] * 36
+whole_units = sum(num_params * 2 for num_params in (250e6, 250e6, 250e6, 50e6))
+
+
+def rank_gb(num_ranks):
+    """Bytes a rank, line by line: bf16 weight and gradient, float32 master and two moments, and the units."""
+    return (sum(3e9 / num_ranks * num_bytes for num_bytes in (2, 2, 4, 4, 4)) + whole_units) / 1e9
 
 
 def pipeline_s(generate_s, train_s, num_batches):
@@ -69,8 +75,14 @@ RIGHT = {
         "best_speedup": 1 / (1 - max(stages.values()) / sum(stages.values())),
     },
     "L12.1-b": {"mean_lag": np.mean(token_lags), "max_lag": max(token_lags), "scalar": "C"},
+    "L12.2-a": {
+        "state_gb": rank_gb(12) - whole_units / 1e9,
+        "rank_gb": rank_gb(12),
+        "shrink": rank_gb(12) / rank_gb(48),
+    },
 }
 OPEN = {"P11", "P12"}
+TOTAL = len(RIGHT)
 ALL_ASKS = [(problem.id, name) for problem in PROBLEMS.values() for name in problem.ask]
 NUMBERS = [(i, n) for i, n in ALL_ASKS if PROBLEMS[i].ask[n].kind == "number"]
 
@@ -83,8 +95,8 @@ def line(result, name):
 # Right answers
 
 
-def test_there_are_the_twelve_problems_and_two_more():
-    assert list(PROBLEMS) == [f"P{n:02}" for n in range(1, 13)] + ["L12.1-a", "L12.1-b"]
+def test_there_are_the_twelve_problems_and_three_more():
+    assert list(PROBLEMS) == [f"P{n:02}" for n in range(1, 13)] + ["L12.1-a", "L12.1-b", "L12.2-a"]
     assert {p: PROBLEMS[p].lesson for p in ("P01", "P04", "P12")} == dict.fromkeys(("P01", "P04", "P12"), "12.1")
 
 
@@ -168,6 +180,11 @@ MISTAKES = {
     ("L12.1-b", "mean_lag", 2.5): "weigh",
     ("L12.1-b", "max_lag", 44 - 42): "newest",
     ("L12.1-b", "scalar", "B"): "first 60",
+    ("L12.2-a", "state_gb", 3 * 16): "all ranks",
+    ("L12.2-a", "rank_gb", 4 + 1.6 / 12): "each of them holds",
+    ("L12.2-a", "rank_gb", 4 + 0.5): "gathered unit only",
+    ("L12.2-a", "shrink", 48 / 12): "does not shrink",
+    ("L12.2-a", "shrink", 4 + 1.6 - (1 + 1.6)): "do not subtract",
     ("P01", "choice", 1): "where work runs",
 }
 
@@ -352,15 +369,15 @@ def test_the_solution_opens_after_an_attempt(problem_id):
 
 
 def test_the_score_counts_attempts_first_tries_and_open_answers(answers_file):
-    assert str(exercises.score()) == "Checked 0 / 14 · correct 0"
+    assert str(exercises.score()) == f"Checked 0 / {TOTAL} · correct 0"
     exercises.attempt("P01", choice="A")
-    assert str(exercises.score()) == "Checked 1 / 14 · correct 0"
+    assert str(exercises.score()) == f"Checked 1 / {TOTAL} · correct 0"
     exercises.attempt("P01", choice="B")
     exercises.attempt("P03", gib=16)
     exercises.attempt("P12", answer=WORDS)
     score = exercises.score()
     assert (score.checked, score.correct, score.first_try, score.compared) == (3, 2, 1, 1)
-    assert str(score).startswith("Checked 3 / 14 · correct 2")
+    assert str(score).startswith(f"Checked 3 / {TOTAL} · correct 2")
     exercises.attempt("P03", gib=8)
     assert exercises.score().correct == 1
     assert json.loads(answers_file.read_text())["problems"]["P03"] == {
@@ -375,7 +392,8 @@ def test_all_right_answers_together():
     for problem_id, answers in RIGHT.items():
         exercises.attempt(problem_id, **answers)
     score = exercises.score()
-    assert (score.checked, score.total, score.correct, score.first_try, score.compared) == (14, 14, 12, 12, 2)
+    assert (score.checked, score.total, score.compared) == (TOTAL, TOTAL, len(OPEN))
+    assert score.correct == score.first_try == TOTAL - len(OPEN)
 
 
 # The file
@@ -409,7 +427,7 @@ def test_a_corrupt_file_is_set_aside_with_a_sentence(answers_file, content):
         assert result.status == "right"
         assert f"kept as answers.unreadable-{number}.json" in str(result)
         assert answers_file.with_name(f"answers.unreadable-{number}.json").read_bytes() == content
-        assert str(exercises.score()).startswith("Checked 1 / 14 · correct 1")
+        assert str(exercises.score()).startswith(f"Checked 1 / {TOTAL} · correct 1")
 
 
 def test_an_interrupted_write_leaves_the_old_file(answers_file, monkeypatch):
@@ -435,7 +453,7 @@ def test_where_nothing_can_be_written_answers_live_in_memory(tmp_path, monkeypat
     assert result.status == "right"
     assert "RLINFRA_ANSWERS" in str(result)
     assert "16 GiB" in str(exercises.solution("P03"))
-    assert str(exercises.score()).startswith("Checked 1 / 14 · correct 1")
+    assert str(exercises.score()).startswith(f"Checked 1 / {TOTAL} · correct 1")
     assert (tmp_path / "folder").is_dir()
 
 

@@ -34,6 +34,7 @@ body { max-width: 62rem; margin: 0 auto; }
 nav.series { padding: 1rem 1rem 0; font: 14px system-ui, sans-serif; }
 nav.series a { color: var(--jp-content-link-color, #0b62a8); }
 div.math { text-align: center; overflow-x: auto; margin: 1em 0; }
+.highlight pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 </style>
 {%- endblock -%}
 {%- block body_header -%}{{ super() }}<nav class="series"><a href="index.html">All lessons</a></nav>{%- endblock -%}

@@ -85,25 +85,42 @@ def device(name: str) -> Device:
     return Device(name, **table[name])
 
 
-def measure(backend: str = "numpy", seconds: float = 0.5) -> Device:
-    """This machine's bandwidth and float32 rate, measured: reading a block larger than the caches, and a
-    square matrix product. `backend` "torch" uses torch's threads and kernels, on the CPU.
+def measure(backend: str = "numpy", seconds: float = 0.5, dtype: str = "float32") -> Device:
+    """This machine's bandwidth and its rate in `dtype`, measured: reading a block larger than the caches, and a
+    square matrix product; the best of the repetitions that fit into `seconds` for each of the two.
 
-    The best of the repetitions that fit into `seconds` for each of the two. Raises ValueError otherwise.
+    `backend`: "numpy", "torch" (its threads and kernels, on the CPU) or "cuda" (the current CUDA device; its
+    memory_bytes is filled in). Raises ValueError for another one, a dtype that it lacks, or `seconds` <= 0.
     """
     _positive(seconds=seconds)
-    if backend not in ("numpy", "torch"):
-        raise ValueError(f"backend={backend!r}: choose 'numpy' or 'torch'")
-    side, block = 1024, np.ones(2**26, dtype=np.float32)  # 256 MiB, beyond a server's last-level cache
-    square = np.ones((side, side), dtype=np.float32)
-    if backend == "torch":
-        import torch
+    if backend not in ("numpy", "torch", "cuda"):
+        raise ValueError(f"backend={backend!r}: choose 'numpy', 'torch' or 'cuda'")
+    if dtype not in ("float32", "bfloat16", "float16") or (backend == "numpy" and dtype != "float32"):
+        raise ValueError(f"dtype={dtype!r}: numpy measures float32; torch and cuda also bfloat16 and float16")
+    block, square, wait, memory_bytes = _numpy_work() if backend == "numpy" else _torch_work(backend, dtype)
+    side, num_bytes = square.shape[0], block.nbytes
+    read_s = _best_s(lambda: (block.max(), wait()), seconds)
+    product_s = _best_s(lambda: (square @ square, wait()), seconds)
+    return Device(
+        "this machine", memory_bytes, num_bytes / read_s, {dtype: 2 * side**3 / product_s}, f"measured with {backend}"
+    )
 
-        block, square = torch.from_numpy(block), torch.from_numpy(square)
-    read_s = _best_s(block.sum, seconds)
-    product_s = _best_s(lambda: square @ square, seconds)
-    rates = {"float32": 2 * side**3 / product_s}
-    return Device("this machine", math.nan, 4 * 2**26 / read_s, rates, f"measured with {backend}")
+
+def _numpy_work() -> tuple:
+    return np.ones(2**26, np.float32), np.ones((1024, 1024), np.float32), lambda: None, math.nan
+
+
+def _torch_work(backend: str, dtype: str) -> tuple:
+    import torch
+
+    if backend == "cuda" and not torch.cuda.is_available():
+        raise ValueError("backend='cuda': torch finds no CUDA device here; use 'torch'")
+    cuda = backend == "cuda"
+    options = {"dtype": getattr(torch, dtype), "device": backend if cuda else "cpu"}
+    num_bytes, side = (2**30, 4096) if cuda else (2**28, 1024)
+    block = torch.ones(num_bytes // options["dtype"].itemsize, **options)
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory if cuda else math.nan
+    return block, torch.ones(side, side, **options), torch.cuda.synchronize if cuda else (lambda: None), memory_bytes
 
 
 def decode(

@@ -138,6 +138,8 @@ def test_this_machine_is_measured(backend):
     [
         (lambda: limits.device("H900"), "'H900'"),
         (lambda: limits.measure("jax"), "'jax'"),
+        (lambda: limits.measure("numpy", dtype="bfloat16"), "bfloat16"),
+        (lambda: limits.measure("torch", dtype="int3"), "int3"),
         (lambda: limits.measure(seconds=-1), "seconds=-1"),
         (lambda: limits.decode(DENSE, H100, 0, 10), "batch=0"),
         (lambda: limits.decode(DENSE, H100, math.nan, 10), "batch=nan"),

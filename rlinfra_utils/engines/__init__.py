@@ -10,3 +10,4 @@ from rlinfra_utils.engines.logprobs import teacher_forced_logprobs
 from rlinfra_utils.engines.models import SmallModel, load_small_model
 from rlinfra_utils.engines.padding import pad_left
 from rlinfra_utils.engines.sampling import processed_logprobs, resolve
+from rlinfra_utils.engines.vllm import EngineError, VLLMServer

@@ -135,7 +135,7 @@ class Session:
                 "vLLM",
                 "its own environment"
                 if machine.vllm_python
-                else "no environment of its own (RLINFRA_VLLM_PYTHON names one)",
+                else "no environment of its own: make vllm",
             ),
             ("Ray", machine.ray_version or "not installed"),
             *(("problem", problem) for problem in machine.problems),

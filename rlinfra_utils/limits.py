@@ -134,13 +134,15 @@ def decode(
 ) -> Bound:
     """One decode step of `batch` sequences with `context_tokens` each behind them: one token a sequence.
 
-    Bytes: each weight once (of a mixture, the experts that the batch reaches) and each sequence's cache.
-    FLOPs: 2 for each active parameter and token, and the attention over the context. `weight_bytes` and
-    `kv_bytes` are bytes a number. Raises ValueError for a size that is not positive or an unknown dtype.
+    Bytes: each weight once (of a mixture, the experts that the batch reaches; of an embedding that is no head too,
+    only rows, which are left out) and each sequence's cache. FLOPs: 2 for each of those weights that a token
+    meets, and the attention over the context. `weight_bytes` and `kv_bytes` are bytes a number.
+
+    Raises ValueError for a size that is not positive or an unknown dtype.
     """
     _positive(batch=batch, weight_bytes=weight_bytes, kv_bytes=kv_bytes)
     cache = kv_cache(spec, context_tokens, batch, kv_bytes).total
-    flops = batch * (2 * spec.num_active_params + _attention_flops(spec, context_tokens))
+    flops = batch * (2 * (_body_params(spec) + _head_params(spec)) + _attention_flops(spec, context_tokens))
     return _bound(batch, _touched_params(spec, batch) * weight_bytes + cache, flops, device, dtype)
 
 
@@ -155,12 +157,12 @@ def prefill(
 ) -> Bound:
     """Reading `num_seqs` prompts of `seq_tokens` tokens: the weights once, the cache written once.
 
-    FLOPs: 2 for each active parameter and token, and causal attention, in which a token meets half of its
-    sequence on average.
+    FLOPs: 2 for each active weight and token, the head for the last token of a prompt alone, and causal attention,
+    in which a token meets half of its sequence on average.
     """
     _positive(num_seqs=num_seqs, seq_tokens=seq_tokens, weight_bytes=weight_bytes, kv_bytes=kv_bytes)
     tokens = num_seqs * seq_tokens
-    flops = tokens * (2 * spec.num_active_params + _attention_flops(spec, seq_tokens) / 2)
+    flops = _forward_flops(spec, num_seqs, seq_tokens, head_tokens=num_seqs)
     moved = _touched_params(spec, tokens) * weight_bytes + kv_cache(spec, seq_tokens, num_seqs, kv_bytes).total
     return _bound(tokens, moved, flops, device, dtype)
 
@@ -174,15 +176,16 @@ def training(
     weight_bytes: float = 2,
     recompute: bool = False,
 ) -> Bound:
-    """One forward and backward pass: three times the forward's FLOPs, four times if it is recomputed in full.
+    """One forward and backward pass: three times a forward's FLOPs with the head for every token, four times if the
+    forward is recomputed in full.
 
     The backward pass costs twice the forward (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Bytes: the
     weights once a pass and the gradients once; activations are left out.
     """
-    forward = prefill(spec, device, num_seqs, seq_tokens, dtype, weight_bytes)
-    passes = 4 if recompute else 3
-    moved = passes * spec.num_params * weight_bytes
-    return _bound(forward.tokens, moved, passes * forward.flops, device, dtype)
+    _positive(num_seqs=num_seqs, seq_tokens=seq_tokens, weight_bytes=weight_bytes)
+    passes, tokens = 4 if recompute else 3, num_seqs * seq_tokens
+    flops = passes * _forward_flops(spec, num_seqs, seq_tokens, head_tokens=tokens)
+    return _bound(tokens, passes * spec.num_params * weight_bytes, flops, device, dtype)
 
 
 def compute_bound_batch(
@@ -222,6 +225,20 @@ def concurrency(
     return int(pool_bytes // per_seq)
 
 
+def _head_params(spec: ModelSpec) -> int:
+    return spec.vocab_size * spec.hidden_size
+
+
+def _body_params(spec: ModelSpec) -> int:
+    """Active weights of the layers: all but head and embedding, which a tied model has in one."""
+    return spec.num_active_params - _head_params(spec) * (1 if spec.tied else 2)
+
+
+def _forward_flops(spec: ModelSpec, num_seqs: int, seq_tokens: int, head_tokens: int) -> float:
+    body = 2 * _body_params(spec) + _attention_flops(spec, seq_tokens) / 2
+    return num_seqs * seq_tokens * body + 2 * _head_params(spec) * head_tokens
+
+
 def _attention_flops(spec: ModelSpec, context_tokens: int) -> float:
     """FLOPs of one token's attention over `context_tokens`: a multiply and an add for each head, and each number
     of a key and of a value. MLA with absorbed projections attends in the latent (arXiv:2405.04434, 2.1.2).
@@ -241,7 +258,7 @@ def _touched_params(spec: ModelSpec, tokens: int) -> float:
     """Parameters that a step of `tokens` tokens reads: all of a dense model; of a mixture's experts, the expected
     share that `tokens` independent and even draws reach, 1 - (1 - active / all) ** tokens.
     """
-    touched = 0.0
+    touched = 0.0 if spec.tied else -float(_head_params(spec))  # an embedding of its own is read by rows
     for _, weight in spec.weights():
         missed = 0.0 if weight.active_experts is None else (1 - weight.active_experts / weight.shape[0]) ** tokens
         touched += weight.count * (1 - missed)

@@ -1,0 +1,281 @@
+"""Tables and numbers of a run, from the times and versions that were written down.
+
+Models the clipping of intervals to a window, and which version made which tokens. Leaves out how the run came about.
+Used by `Run`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from rlinfra_utils.simulator.engines import Piece
+from rlinfra_utils.simulator.protocol import Group
+from rlinfra_utils.simulator.workload import Rollout
+from rlinfra_utils.timers import Trace
+
+if TYPE_CHECKING:
+    from rlinfra_utils.simulator.run import Run
+
+#: Columns of `Run.rollouts`: a rollout's own, and those of its group; which of them are whole numbers.
+OWN = ("rollout", "tokens", "start_s", "end_s", "verify_start_s", "verified_s")
+OWN += ("start_version", "end_version", "attempts")
+SHARED = ("group", "version", "dispatched_s", "ready_s", "taken_s", "taken_version", "taken_step")
+WHOLE = tuple(name for name in OWN + SHARED if not name.endswith("_s"))
+#: Rounding forgiven when a stretch of tokens meets an update: a nanosecond or a billionth of a token.
+ROUNDING = 1e-9
+
+
+def rollouts(offered: list[Rollout], groups: list[Group], end_s: float) -> pd.DataFrame:
+    """See `Run.rollouts`."""
+    never = (np.nan, np.nan, np.nan)
+    own = [
+        (
+            r.index,
+            r.tokens,
+            r.start_s if r.start_version >= 0 else np.nan,
+            *((r.end_s, r.verify_start_s, r.verified_s) if r.end_version >= 0 else never),
+            r.start_version,
+            r.end_version,
+            r.attempt + 1,
+        )
+        for r in offered
+    ]
+    shared = [(g.index, g.version, g.dispatched_s, g.ready_s, g.taken_s, g.taken_version, g.taken_step) for g in groups]
+    size = len(offered) // max(1, len(groups))
+    columns = dict(zip(OWN, np.array(own, dtype=float).reshape(-1, len(OWN)).T))
+    columns |= dict(zip(SHARED, np.repeat(np.array(shared, dtype=float).reshape(-1, len(SHARED)), size, axis=0).T))
+    outcome = np.repeat(np.array([group.outcome for group in groups], dtype=object), size)
+    columns["ready_s"] = np.where(outcome == "in_flight", np.nan, columns["ready_s"])
+    for name in ("verify_start_s", "verified_s"):  # planned when decoding ended, but the run ended first
+        columns[name] = np.where(columns[name] > end_s, np.nan, columns[name])
+    for name in WHOLE:
+        columns[name] = columns[name].astype(np.int64)
+    columns["outcome"] = outcome
+    return pd.DataFrame(columns, copy=False)
+
+
+def events(rows: pd.DataFrame, steps: pd.DataFrame, lost: pd.DataFrame, end_s: float) -> pd.DataFrame:
+    """See `Run.events`."""
+    groups = rows.drop_duplicates("group")
+    gone = groups["outcome"].isin(("training", "trained"))
+    parts = [
+        _part(groups, "dispatched_s", "dispatched", "group"),
+        _part(rows, "start_s", "started", "rollout", "group"),
+        _part(rows, "end_s", "decoded", "rollout", "group"),
+        _part(rows, "verify_start_s", "verifying", "rollout", "group"),
+        _part(rows, "verified_s", "verified", "rollout", "group"),
+        _part(groups, "ready_s", "closed", "group"),
+        _part(groups[groups["outcome"] == "dropped"], "taken_s", "dropped", "group"),
+        _part(groups[gone].rename(columns={"taken_step": "step"}), "taken_s", "taken", "group", "step"),
+        _part(steps, "trained_s", "trained", "step"),
+        _part(steps, "sync_start_s", "sync_started", "step"),
+        _part(steps, "sync_end_s", "published", "step"),
+        _part(lost, "end_s", "lost", "rollout"),
+    ]
+    table = pd.concat(parts, ignore_index=True).sort_values("time_s", kind="stable", ignore_index=True)
+    return table[table["time_s"] <= end_s].astype(dict.fromkeys(("rollout", "group", "step"), "int64"))
+
+
+def _part(rows: pd.DataFrame, time: str, event: str, *of: str) -> pd.DataFrame:
+    rows = rows[rows[time].notna()]
+    part = pd.DataFrame({"time_s": rows[time].astype(float), "event": event})
+    for name in ("rollout", "group", "step"):
+        part[name] = rows[name] if name in of else -1
+    return part
+
+
+def queue(rows: pd.DataFrame, end_s: float) -> pd.DataFrame:
+    """See `Run.queue`."""
+    came = rows[rows["outcome"].isin(("queued", "training", "trained", "dropped"))]
+    left = came[came["taken_s"].notna()]
+    times = np.concatenate([[0.0], came["ready_s"], left["taken_s"]])
+    changes = np.concatenate([[0], np.ones(len(came)), -np.ones(len(left))])
+    tokens = np.concatenate([[0], came["tokens"], -left["tokens"]])
+    order = np.argsort(times, kind="stable")
+    times, depth, deep = times[order], np.cumsum(changes[order]), np.cumsum(tokens[order])
+    last = np.append(times[1:] != times[:-1], True)  # of those at one time, what holds after
+    table = {"time_s": times[last], "rollouts": depth[last].astype(int), "tokens": deep[last].astype(int)}
+    return pd.DataFrame(table)
+
+
+def version_spans(
+    offered: list[Rollout], pieces: list[Piece], marks: list[list[float]], num_replicas: int
+) -> pd.DataFrame:
+    """See `Run.spans`. A stretch of tokens is split where its replica's clock stood at each update."""
+    ended = [r for r in offered if r.end_version >= 0]
+    attempts = {r.index: r.attempt for r in ended} if pieces else {}
+    stretches = [(r.index, r.slot % num_replicas, r.clock, r.end_clock, r.stretch_tokens) for r in ended]
+    stretches += [(p.rollout, p.replica, *p[3:]) for p in pieces if attempts.get(p.rollout) == p.attempt]
+    rollout, replica, begin, end, tokens = np.array(stretches, dtype=float).reshape(-1, 5).T
+    clocks = np.array(marks, dtype=float).reshape(-1, num_replicas)
+    first, last = np.zeros(len(rollout), dtype=int), np.zeros(len(rollout), dtype=int)
+    for number in range(num_replicas):
+        on = replica == number
+        first[on] = np.searchsorted(clocks[:, number], begin[on] + ROUNDING, side="right")
+        last[on] = np.searchsorted(clocks[:, number], end[on] - ROUNDING, side="left")
+    count = np.maximum(last - first, 0) + 1
+    which = np.repeat(np.arange(len(rollout)), count)
+    version = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    padded = np.vstack([np.full(num_replicas, -np.inf), clocks, np.full(num_replicas, np.inf)])
+    column = replica[which].astype(int)
+    low, high = np.maximum(padded[version, column], begin[which]), np.minimum(padded[version + 1, column], end[which])
+    length = end[which] - begin[which]
+    share = np.where(count[which] == 1, 1.0, (high - low) / np.where(length > 0, length, 1.0))
+    made = share * tokens[which]
+    return pd.DataFrame({"rollout": rollout[which].astype(int), "version": version, "tokens": made})
+
+
+def token_lags(spans: pd.DataFrame, rows: pd.DataFrame, after_s: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Lag in versions, and tokens, of each span of a rollout taken for training at `after_s` or later."""
+    used = (rows["outcome"].isin(("trained", "training")) & (rows["taken_s"] >= after_s)).to_numpy()
+    which = spans["rollout"].to_numpy()
+    kept = used[which]
+    lags = rows["taken_version"].to_numpy()[which[kept]] - spans["version"].to_numpy()[kept]
+    return lags, spans["tokens"].to_numpy()[kept]
+
+
+def lag(spans: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """See `Run.lag`."""
+    lags, tokens = token_lags(spans, rows)
+    total = np.bincount(lags, tokens) if len(lags) else np.zeros(0)
+    share = total / total.sum() if len(total) else total
+    return pd.DataFrame({"lag": np.arange(len(total)), "tokens": total, "share": share})
+
+
+def length_bias(rows: pd.DataFrame) -> pd.DataFrame:
+    """Bins between the deciles of the lengths offered, with the shares of rollouts offered and trained on.
+
+    A ratio below 1 says that rollouts of these lengths are lost. Equal lengths share a bin.
+    """
+    settled = rows[rows["outcome"].isin(("trained", "dropped", "failed"))]
+    offered = settled["tokens"].to_numpy()
+    trained = settled.loc[settled["outcome"] == "trained", "tokens"].to_numpy()
+    if not len(offered):
+        return pd.DataFrame(columns=["from_tokens", "to_tokens", "offered", "trained", "ratio"])
+    edges = np.unique(np.quantile(offered, np.arange(1, 11) / 10, method="higher"))
+    shares = [
+        np.bincount(np.searchsorted(edges, lengths), minlength=len(edges)) / max(1, len(lengths))
+        for lengths in (offered, trained)
+    ]
+    table = {"from_tokens": np.append(offered.min(), edges[:-1] + 1), "to_tokens": edges}
+    return pd.DataFrame(table | {"offered": shares[0], "trained": shares[1], "ratio": shares[1] / shares[0]})
+
+
+def summary(run: Run, after_s: float) -> dict[str, float | str]:
+    """The run from `after_s` to its end.
+
+    tokens_per_s: trained tokens; decoded_tokens_per_s: of rollouts decoded, lost attempts not among them.
+    *_utilization: working share of slots (pauses apart), verifiers and trainer (a step, without sync and checkpoint).
+    *_wait_s: mean wait for a slot, a verifier, the group's slowest, the trainer, each of those that had it.
+    lag_*: of trained tokens, in versions. rollout_lag_mean: of their first tokens. normalized_ess: of synthetic
+    weights whose log is normal with variance drift_nats^2 a version and mean weight 1: 1 / mean exp(drift^2 * lag).
+    wasted_tokens: of dropped and failed groups and of lost attempts; reread_tokens: prompts and partial answers
+    read again after aborts (whole run). trained_length_ratio: mean length trained on over that offered.
+    """
+    rows, steps, config, end_s = run.rollouts, run.steps, run.config, run.end_s
+    window_s = max(end_s - after_s, 1e-300)
+    trained = rows[(rows["outcome"] == "trained") & (rows["taken_s"] >= after_s)]
+    gone = rows[rows["outcome"].isin(("dropped", "failed")) & (rows["ready_s"] >= after_s)]
+    lags, tokens = token_lags(run.spans, rows, after_s)
+    lags, tokens = lags.astype(float), tokens.astype(float)
+    queue = run.queue
+    depth = queue["rollouts"].to_numpy()
+    held_s = _clipped(queue["time_s"].to_numpy(), np.append(queue["time_s"].to_numpy()[1:], end_s), after_s, end_s)
+    slot_s = _clipped(rows["start_s"], rows["end_s"].fillna(end_s), after_s, end_s).sum()
+    slot_s += _clipped(run.lost["start_s"], run.lost["end_s"], after_s, end_s).sum()
+    paused_s = _clipped(steps["sync_start_s"], steps["sync_end_s"].fillna(end_s), after_s, end_s)
+    slot_s -= paused_s @ steps["paused_slots"].to_numpy()
+    verifier_s = _clipped(rows["verify_start_s"], rows["verified_s"].fillna(end_s), after_s, end_s).sum()
+    decoded = rows.loc[(rows["end_s"] >= after_s) & (rows["end_version"] >= 0), "tokens"].sum()
+    waits = {
+        "slot_wait_s": rows["start_s"] - rows["dispatched_s"],
+        "verifier_wait_s": rows["verify_start_s"] - rows["end_s"],
+        "group_wait_s": (rows["ready_s"] - rows["verified_s"]).where(rows["outcome"] != "failed"),
+        "queue_wait_s": rows["taken_s"] - rows["ready_s"],
+    }
+    late = (rows["dispatched_s"] >= after_s).to_numpy()
+    numbers = {
+        "elapsed_s": end_s,
+        "steps": int((steps["trained_s"] >= after_s).sum()),
+        "trained_rollouts": len(trained),
+        "rollouts_per_s": len(trained) / window_s,
+        "tokens_per_s": trained["tokens"].sum() / window_s,
+        "decoded_tokens_per_s": decoded / window_s,
+        "generation_utilization": slot_s / (config.num_slots * window_s),
+        "verifier_utilization": verifier_s / (config.num_verifiers * window_s),
+        "trainer_utilization": _clipped(steps["taken_s"], steps["trained_s"].fillna(end_s), after_s, end_s).sum()
+        / window_s,
+        "sync_share": paused_s.sum() / window_s,
+        **{name: _mean(wait.to_numpy()[late]) for name, wait in waits.items()},
+        "queue_mean": float(depth @ held_s / window_s),
+        "queue_max": int(depth[held_s > 0].max(initial=0)),
+        "lag_mean": _mean(lags, tokens),
+        "lag_p95": _weighted_quantile(lags, tokens, 0.95),
+        "lag_max": lags.max(initial=0.0),
+        "rollout_lag_mean": _mean((trained["taken_version"] - trained["start_version"]).to_numpy()),
+        "normalized_ess": 1 / _mean(np.exp(config.drift_nats**2 * lags), tokens),
+        "discarded_rollouts": len(gone),
+        "lost_attempts": int((run.lost["end_s"] >= after_s).sum()),
+        "wasted_tokens": gone["tokens"].sum() + run.lost.loc[run.lost["end_s"] >= after_s, "tokens"].sum(),
+        "reread_tokens": run.reread_tokens,
+        "trained_length_ratio": _mean(trained["tokens"].to_numpy())
+        / _mean(pd.concat([trained["tokens"], gone["tokens"]]).to_numpy()),
+    }
+    whole = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
+    return {"status": run.status, **whole}
+
+
+def _clipped(start_s, end_s, low_s: float, high_s: float) -> np.ndarray:
+    """Seconds of each interval within [low, high]; 0 for those that did not begin."""
+    start_s, end_s = np.asarray(start_s, dtype=float), np.asarray(end_s, dtype=float)
+    return np.nan_to_num(np.maximum(np.clip(end_s, low_s, high_s) - np.clip(start_s, low_s, high_s), 0.0))
+
+
+def _mean(values: np.ndarray, weights: np.ndarray | None = None) -> float:
+    values = np.asarray(values, dtype=float)
+    if weights is None:
+        weights = np.ones(len(values))
+    there = ~np.isnan(values)
+    total = weights[there].sum()
+    return float(values[there] @ weights[there] / total) if total else float("nan")
+
+
+def _weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    """The smallest value that at least this share of the weight does not exceed."""
+    if not len(values):
+        return float("nan")
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order][min(np.searchsorted(reached, share * reached[-1]), len(values) - 1)])
+
+
+def trace(rows: pd.DataFrame, steps: pd.DataFrame, lost: pd.DataFrame, num_replicas: int) -> Trace:
+    """Spans "decode", "verifier", "queue_wait" (trainer idle), "forward_backward", "weight_sync", "checkpoint"."""
+    spans, verified = Trace(), {}
+    for row in rows[rows["end_version"] >= 0].itertuples():
+        about = {"rollout": int(row.rollout), "version": int(row.start_version)}
+        decode = spans.add("decode", row.start_s, row.end_s, track="generation", tokens=int(row.tokens), **about)
+        if row.verified_s == row.verified_s:
+            check = spans.add("verifier", row.verify_start_s, row.verified_s, track="verifier", after=decode, **about)
+            verified.setdefault(row.taken_step if row.outcome in ("trained", "training") else -1, []).append(check)
+    for row in lost.itertuples():
+        about = {"rollout": int(row.rollout), "error": row.why}
+        spans.add("decode", row.start_s, row.end_s, track="generation", **about)
+    free_s = 0.0
+    for row in steps[steps["trained_s"].notna()].itertuples():
+        if row.taken_s > free_s:
+            spans.add("queue_wait", free_s, row.taken_s, track="trainer", wait=True)
+        about = {"track": "trainer", "step": int(row.step)}
+        after = verified.get(row.step, [])
+        spans.add("forward_backward", row.taken_s, row.trained_s, tokens=int(row.tokens), after=after, **about)
+        free_s = row.trained_s
+        if row.sync_end_s == row.sync_end_s:
+            spans.add("weight_sync", row.sync_start_s, row.sync_end_s, **about)
+            free_s = row.sync_end_s
+        if row.checkpoint_s:
+            spans.add("checkpoint", free_s, free_s + row.checkpoint_s, **about)
+            free_s += row.checkpoint_s
+    return spans

@@ -87,7 +87,8 @@ def device(name: str) -> Device:
 
 def measure(backend: str = "numpy", seconds: float = 0.5, dtype: str = "float32") -> Device:
     """This machine's bandwidth and its rate in `dtype`, measured: reading a block larger than the caches, and a
-    square matrix product; the best of the repetitions that fit into `seconds` for each of the two.
+    square matrix product; the best of the repetitions that fit into `seconds` for each of the two. So it is what
+    this library's kernels reach, and better ones may pass it.
 
     `backend`: "numpy", "torch" (its threads and kernels, on the CPU) or "cuda" (the current CUDA device; its
     memory_bytes is filled in). Raises ValueError for another one, a dtype that it lacks, or `seconds` <= 0.

@@ -94,8 +94,9 @@ class VLLMServer:
     ) -> Generation:
         """Sample `n` completions a prompt; behaviour log-probs are vLLM's processed ones, raw ones it does not give.
 
-        Wall time is split into prefill and decode as the requests' own seconds in the server's metrics are. Raises
-        ValueError for a decoding without temperature or max_new_tokens, EngineError for what the server refuses.
+        Wall time is split into prefill and decode as the requests' own seconds in the server's metrics are: an
+        estimate, since one request decodes while another is read. Raises ValueError for a decoding without
+        temperature or max_new_tokens, EngineError for what the server refuses.
         """
         if decoding.temperature is None or decoding.max_new_tokens is None:
             raise ValueError(f"decoding={decoding!r}: temperature and max_new_tokens have to be given")

@@ -133,9 +133,7 @@ class Session:
             ("small model (135M)", source[machine.small_model]),
             (
                 "vLLM",
-                "its own environment"
-                if machine.vllm_python
-                else "no environment of its own: make vllm",
+                "its own environment" if machine.vllm_python else "no environment of its own: make vllm",
             ),
             ("Ray", machine.ray_version or "not installed"),
             *(("problem", problem) for problem in machine.problems),

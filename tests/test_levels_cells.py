@@ -91,7 +91,7 @@ def test_a_cell_that_does_not_run_shows_one_line_and_the_stored_result(shell, tm
     assert reason in captured.stdout
     assert "Stored result of 2026-11-29, 2 CPU cores (CPU), 8.0 GiB:" in captured.stdout
     shown = captured.outputs[0].data
-    for words in ("41.53", "deep.p50", "parameter num", "hardware", "versions", "2026-11-29"):
+    for words in ("41.53", "p50 3", "parameter num", "hardware", "versions", "2026-11-29"):
         assert words in shown["text/plain"]
         assert words in shown["text/html"]
 

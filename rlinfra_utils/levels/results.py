@@ -128,7 +128,8 @@ def _read(name: str) -> _Stored:
 def describe(name: str) -> tuple[str, Table]:
     """The stored result `name` for a reader: a line with its date and hardware, and a table of its values."""
     record = _read(name)
-    rows = [*_flat(record.result), *((f"parameter {label}", text) for label, text in _flat(record.parameters))]
+    rows = [(label, _text(value)) for label, value in record.result.items()]
+    rows += [(f"parameter {label}", _text(value)) for label, value in record.parameters.items()]
     versions = ", ".join(f"{package} {number}" for package, number in record.versions.items())
     rows += [("date", record.date.isoformat()), ("hardware", _hardware_text(record.hardware)), ("versions", versions)]
     return f"Stored result of {record.date.isoformat()}, {_hardware_text(record.hardware)}:", Table(rows)
@@ -174,11 +175,8 @@ def _hardware_text(hardware: _Hardware) -> str:
     return f"{hardware.num_accelerators} x {hardware.gpu_name}{memory}, {text}"
 
 
-def _flat(values: dict, prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((prefix + key, f"{value:.4g}" if isinstance(value, float) else str(value)[:80]))
-    return rows
+def _text(value: Any) -> str:
+    """A stored value on one line: four digits a number, a dict as its keys and values."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:80]

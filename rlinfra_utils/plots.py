@@ -111,7 +111,9 @@ def timeline(frame: pd.DataFrame, finding: str = "", ax=None, legend: bool = Tru
     `frame` has columns track, stage, start_s, end_s and, where it has them, wait and depth (only the
     deepest spans are readable, so parents are left to the caller to drop).
     """
-    fig, ax = (ax.figure, ax) if ax is not None else figure(8, 1.1 + 0.4 * frame["track"].nunique())
+    legend_rows = -(-frame["stage"].nunique() // 4) if legend else 0
+    height = 0.8 + 0.5 * frame["track"].nunique() + 0.22 * legend_rows
+    fig, ax = (ax.figure, ax) if ax is not None else figure(8, height)
     tracks = list(dict.fromkeys(frame["track"]))
     origin_s, known = frame["start_s"].min(), {}
     waits = frame["wait"] if "wait" in frame else pd.Series(False, index=frame.index)

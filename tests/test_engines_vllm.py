@@ -133,7 +133,7 @@ def stand_in(tmp_path, body):
     head = f"#!{sys.executable}\nimport sys, os, time\nport = int(sys.argv[sys.argv.index('--port') + 1])\n"
     script.write_text(head + textwrap.dedent(body))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2, "vocab_size": 8}')
     return {"folder": tmp_path, "python": str(script)}
 
 
@@ -197,8 +197,22 @@ def test_missing_parts_are_named(tmp_path, monkeypatch):
         VLLMServer(tmp_path)
     with pytest.raises(ValueError, match=r"config\.json"):
         VLLMServer(tmp_path, python=sys.executable)
-    with (
-        VLLMServer(**stand_in(tmp_path, SERVES.format(post="pass")), startup_s=20) as server,
-        pytest.raises(ValueError, match="max_new_tokens"),
-    ):
-        server.generate([[1]], FREE.model_copy(update={"max_new_tokens": None}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_new_tokens", None),
+        ("temperature", None),
+        ("logprobs_mode", "raw"),  # the server reports processed ones, so a record that says raw would be false
+        ("banned_token_ids", [3]),
+        ("stop", ["."]),
+        ("repetition_penalty", 1.1),
+        ("top_p", 0.0),
+    ],
+)
+def test_a_decoding_that_cannot_be_recorded_truly_is_refused(tmp_path, field, value):
+    with VLLMServer(**stand_in(tmp_path, SERVES.format(post="pass")), startup_s=20) as server:
+        with pytest.raises(ValueError, match=field) as caught:
+            server.generate([[1]], FREE.model_copy(update={field: value}))
+        assert "\n" not in str(caught.value)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinfra_utils.engines.generation import Completion, Generation
+from rlinfra_utils.engines.sampling import resolve
 from rlinfra_utils.levels import detect, free_port
 from rlinfra_utils.rollouts import Decoding
 
@@ -66,7 +67,8 @@ class VLLMServer:
         if not (Path(folder) / "config.json").is_file():
             raise ValueError(f"folder={str(folder)!r}: has no config.json; save a model there first")
         self.folder, self.version, self.request_s = Path(folder), version, request_s
-        self.eos_token_id = json.loads((self.folder / "config.json").read_text()).get("eos_token_id")
+        config = json.loads((self.folder / "config.json").read_text())
+        self.vocab_size, self.eos_token_id = config["vocab_size"], config.get("eos_token_id")
         self.address = f"http://127.0.0.1:{free_port()}"
         self.log_path = Path(tempfile.mkdtemp(prefix="vllm-")) / "server.log"
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), "--dtype", dtype]
@@ -95,11 +97,18 @@ class VLLMServer:
         """Sample `n` completions a prompt; behaviour log-probs are vLLM's processed ones, raw ones it does not give.
 
         Wall time is split into prefill and decode as the requests' own seconds in the server's metrics are: an
-        estimate, since one request decodes while another is read. Raises ValueError for a decoding without
-        temperature or max_new_tokens, EngineError for what the server refuses.
+        estimate, since one request decodes while another is read.
+
+        Raises ValueError for a decoding that `sampling.resolve` refuses, that bans tokens or lacks max_new_tokens,
+        and EngineError for what the server refuses.
         """
-        if decoding.temperature is None or decoding.max_new_tokens is None:
-            raise ValueError(f"decoding={decoding!r}: temperature and max_new_tokens have to be given")
+        decoding = resolve(decoding, self.vocab_size)
+        if decoding.max_new_tokens is None:
+            raise ValueError("decoding.max_new_tokens is None: say how many tokens at most")
+        if decoding.banned_token_ids:
+            raise ValueError(
+                f"decoding.banned_token_ids is {decoding.banned_token_ids!r}: not supported by this engine"
+            )
         request = {
             "model": "policy",
             "prompt": prompt_ids,
@@ -109,13 +118,10 @@ class VLLMServer:
             "return_token_ids": True,
             "max_tokens": decoding.max_new_tokens,
             "temperature": decoding.temperature,
-            "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
+            "top_p": decoding.top_p,
             "top_k": decoding.top_k or -1,
             "min_p": decoding.min_p,
-            "repetition_penalty": decoding.repetition_penalty,
             "ignore_eos": decoding.ignore_eos,
-            "stop": decoding.stop or None,
-            "logit_bias": {str(token): -100 for token in decoding.banned_token_ids} or None,
         }
         before, start_s = self._phase_s(), time.perf_counter()
         choices = self._call("/v1/completions", request)["choices"]

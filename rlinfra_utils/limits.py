@@ -18,6 +18,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from rlinfra_utils.doors import amount
 from rlinfra_utils.memory import ModelSpec, kv_cache
 from rlinfra_utils.memory.layers import AttentionCache, LatentCache
 
@@ -282,8 +283,7 @@ def _best_s(work: Callable[[], object], seconds: float) -> float:
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"{name}={value!r}: must be a positive, finite number")
+        amount(name, value, above=True)
 
 
 def _table() -> dict:

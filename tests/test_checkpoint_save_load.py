@@ -338,7 +338,7 @@ def itself():
 BAD = [
     (-1, components(), "step=-1"),
     (True, components(), "step=True"),
-    (80.0, components(), r"step=80\.0"),
+    (80.5, components(), r"step=80\.5"),
     (10**18, components(), "step=1000000000000000000"),
     (81, components(80), r"step=81: counters.global_step is 80"),
     (80, {}, "components={}"),

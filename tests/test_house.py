@@ -11,10 +11,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rlinfra_utils"
 FLOORS = {
+    0: ("doors",),
     1: ("timers", "memory", "rollouts", "offpolicy", "pipeline"),
-    2: ("limits", "synthetic", "simulator", "mismatch", "stacks", "checkpoint"),
-    3: ("policy", "engines", "sync"),
-    4: ("cluster",),
+    2: ("limits", "synthetic", "simulator", "mismatch", "stacks", "checkpoint", "tracing"),
+    3: ("policy", "engines", "sync", "sharded"),
+    4: ("cluster", "recovery"),
 }
 FLOOR = {module: floor for floor, modules in FLOORS.items() for module in modules}
 #: Beside the floors: they serve notebooks; floors 3 and 4 may import them, and they import neither.
@@ -65,7 +66,7 @@ def test_every_module_has_a_head_that_says_what_it_is():
 
 
 def test_floors_1_and_2_import_without_torch():
-    names = ["rlinfra_utils"] + [f"rlinfra_utils.{name}" for name in (*present((1, 2)), "levels", "exercises")]
+    names = ["rlinfra_utils"] + [f"rlinfra_utils.{name}" for name in (*present((0, 1, 2)), "levels", "exercises")]
     code = f"""
 import sys
 class Forbidden:

@@ -65,7 +65,7 @@ def test_the_bad_entry_is_named():
 
 
 @pytest.mark.parametrize("call", [pipeline.sequential, pipeline.pipelined, pipeline.speedup])
-@pytest.mark.parametrize("n", [0, -1, 8.0, True, "8", math.nan, 2**60])
+@pytest.mark.parametrize("n", [0, -1, 8.5, True, "8", math.nan, 2**60])
 def test_bad_counts_are_refused(call, n):
     refused(lambda: call([45, 30], n), "n=")
 

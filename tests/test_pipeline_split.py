@@ -127,7 +127,7 @@ def test_infinity_says_that_a_stage_does_not_fit():
         ({"train": {1.5: 1}}, 8, r"curves\['train'\]: GPUs=1.5"),
         ({"train": lambda gpus: None}, 8, r"curves\['train'\] at 1 GPUs=None"),
         ({"train": {1: 2}}, 0, "num_gpus=0"),
-        ({"train": {1: 2}}, 2.0, "num_gpus=2.0"),
+        ({"train": {1: 2}}, 2.5, "num_gpus=2.5"),
         ({"train": lambda gpus: 1.0}, 2**40, "num_gpus=1099511627776"),
     ],
 )

@@ -227,7 +227,7 @@ def test_tail_of_a_known_law():
         ({"in_flight": 0}, "in_flight=0"),
         ({"in_flight": float("nan")}, "in_flight=nan"),
         ({"batch": 0}, "batch=0"),
-        ({"batch": 64.0}, "batch=64.0"),
+        ({"batch": 64.5}, "batch=64.5"),
         ({"mean_queued": -1}, "mean_queued=-1"),
         ({"trainer_utilization": 1.2}, "trainer_utilization=1.2"),
         ({"trainer_utilization": 80}, "trainer_utilization=80"),

@@ -20,7 +20,7 @@ from rlinfra_utils.checkpoint.components import COMPONENTS, check, has_tensors, 
 from rlinfra_utils.checkpoint.foreign import LAYOUTS, recognise
 from rlinfra_utils.checkpoint.manifest import COMPLETE, MANIFEST, CheckpointError, Manifest
 from rlinfra_utils.checkpoint.reading import load_component, open_manifest
-from rlinfra_utils.pipeline._checks import short
+from rlinfra_utils.doors import short
 from rlinfra_utils.rollouts import Decoding
 
 #: What follows if a value is another one today, by the start of its name.

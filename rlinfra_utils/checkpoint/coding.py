@@ -18,7 +18,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from rlinfra_utils.pipeline._checks import short
+from rlinfra_utils.doors import short
 
 #: Array types that NumPy and safetensors have in common.
 DTYPES = frozenset(

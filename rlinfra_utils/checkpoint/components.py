@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlinfra_utils import rollouts
 from rlinfra_utils.checkpoint.position import DataPosition
-from rlinfra_utils.pipeline._checks import short
+from rlinfra_utils.doors import short
 
 Count = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinfra_utils.pipeline._checks import number, short, whole
+from rlinfra_utils.doors import number, short, whole
 
 
 def young_interval(write_s: float, mtbf_s: float) -> float:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlinfra_utils.checkpoint.components import COMPONENTS, one_line
-from rlinfra_utils.pipeline._checks import short
+from rlinfra_utils.doors import short
 
 MANIFEST = "manifest.json"
 #: Marker of a folder that was written to its end.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.pipeline._checks import short, whole
+from rlinfra_utils.doors import short, whole
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from rlinfra_utils.checkpoint.coding import encode
 from rlinfra_utils.checkpoint.components import COMPONENTS, check
 from rlinfra_utils.checkpoint.manifest import COMPLETE, FORMAT, MANIFEST, CheckpointError, File, Manifest
 from rlinfra_utils.checkpoint.reading import load, open_manifest, step_folders
-from rlinfra_utils.pipeline._checks import short, whole
+from rlinfra_utils.doors import short, whole
 from rlinfra_utils.rollouts.storage import flush, flush_folder
 
 _LOCK = ".writer.lock"

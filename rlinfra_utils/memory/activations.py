@@ -8,7 +8,7 @@ within 5 % of torch's MemTracker. Leaves out fused losses and the allocator's ro
 
 from __future__ import annotations
 
-from rlinfra_utils.memory._checks import amount, choice, whole
+from rlinfra_utils.doors import amount, choice, whole
 from rlinfra_utils.memory.layers import Layer
 from rlinfra_utils.memory.ledger import Ledger
 from rlinfra_utils.memory.phases import Phase, PhaseLedger, phases
@@ -36,7 +36,7 @@ def activations(
     Source: each line is a tensor that transformers 5.24 saves (`torch.autograd.graph.saved_tensors_hooks`).
     Raises ValueError outside the domain.
     """
-    tokens, b = whole("batch", batch) * whole("seq", seq), amount("dtype_bytes", dtype_bytes, above_zero=True)
+    tokens, b = whole("batch", batch) * whole("seq", seq), amount("dtype_bytes", dtype_bytes, above=True)
     choice("attention", attention, ATTENTIONS)
     outside = {
         "final norm": _norm_bytes(spec.hidden_size, 1, b) * tokens,

@@ -6,7 +6,7 @@ are stacked in one tensor (a checkpoint lists them one by one). Each block is a 
 
 from __future__ import annotations
 
-from rlinfra_utils.memory._checks import divides
+from rlinfra_utils.doors import divides
 from rlinfra_utils.memory.config import Config
 from rlinfra_utils.memory.layers import AttentionCache, LatentCache, StateCache, Weight
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from reprlib import repr as short
 from typing import Any
 
-from rlinfra_utils.memory._checks import divides, whole
+from rlinfra_utils.doors import divides, whole
 
 _REQUIRED = object()
 
@@ -89,7 +89,7 @@ class Config:
     @cached_property
     def num_layers(self) -> int:
         """Decoder layers."""
-        return whole("num_hidden_layers", self._get("num_hidden_layers", _REQUIRED), maximum=MAX_LAYERS)
+        return whole("num_hidden_layers", self._get("num_hidden_layers", _REQUIRED), high=MAX_LAYERS)
 
     @cached_property
     def num_heads(self) -> int:

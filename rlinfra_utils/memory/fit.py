@@ -16,7 +16,7 @@ from reprlib import repr as short
 
 import pandas as pd
 
-from rlinfra_utils.memory._checks import amount, choice, divides, whole
+from rlinfra_utils.doors import amount, choice, divides, whole
 from rlinfra_utils.memory.activations import DOMAIN, training_step
 from rlinfra_utils.memory.inference import kv_cache
 from rlinfra_utils.memory.ledger import GIB, Ledger
@@ -154,7 +154,7 @@ def fit(
     """
     if not isinstance(spec, ModelSpec):
         raise ValueError(f"spec={short(spec)}: needs a ModelSpec, as ModelSpec.from_config(config) makes one")
-    amount("gpu_bytes", gpu_bytes, above_zero=True)
+    amount("gpu_bytes", gpu_bytes, above=True)
     for name, value in (("num_gpus", num_gpus), ("seq_tokens", seq_tokens), ("micro_batch", micro_batch)):
         whole(name, value)
     num_seqs = (

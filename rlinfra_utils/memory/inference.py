@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlinfra_utils.memory._checks import amount, choice, divides, whole
+from rlinfra_utils.doors import amount, choice, divides, whole
 from rlinfra_utils.memory.layers import AttentionCache, LatentCache, StateCache
 from rlinfra_utils.memory.ledger import Ledger
 from rlinfra_utils.memory.spec import MLA_FORMS, ModelSpec
@@ -36,7 +36,7 @@ def kv_cache(
     Raises ValueError for negative tokens, an unknown `window` or `mla`, or a `tp` that does not divide the heads.
     """
     tokens, num_seqs = whole("tokens_per_seq", tokens_per_seq, 0), whole("num_seqs", num_seqs, 0)
-    amount("dtype_bytes", dtype_bytes, above_zero=True)
+    amount("dtype_bytes", dtype_bytes, above=True)
     choice("window", window, WINDOW_RULES)
     choice("mla", mla, MLA_FORMS)
     divides("tp", whole("tp", tp), "num_attention_heads", spec.num_heads)
@@ -153,7 +153,7 @@ def logits(batch: int, seq: int, vocab: int, dtype_bytes: float = 4, copies: int
     No sharding of parameters makes them smaller. A training step with transformers' own loss holds up
     to four at once (`activations.training_step`). With vocab=1: the log-probs of the chosen tokens alone.
     """
-    amount("dtype_bytes", dtype_bytes, above_zero=True)
+    amount("dtype_bytes", dtype_bytes, above=True)
     elements = whole("batch", batch) * whole("seq", seq) * whole("vocab", vocab)
     return Ledger({"logits": elements * dtype_bytes * whole("copies", copies)})
 

@@ -14,7 +14,7 @@ from numbers import Real
 from os import PathLike
 from typing import Any
 
-from rlinfra_utils.memory._checks import amount
+from rlinfra_utils.doors import amount
 
 GB, GIB = 10**9, 2**30
 
@@ -78,7 +78,7 @@ class Ledger:
 
     def times_bytes(self, bytes_each: float) -> Ledger:
         """The same lines in bytes, at `bytes_each` for one of what this ledger counts."""
-        amount("bytes_each", bytes_each, above_zero=True)
+        amount("bytes_each", bytes_each, above=True)
         if self.unit == "bytes":
             raise ValueError("unit='bytes': already in bytes, scale it with `*`")
         return Ledger((self * bytes_each).items, "bytes", self.notes)
@@ -123,6 +123,6 @@ def explain(measured_bytes: float, candidates: Mapping[str, Ledger], tolerance: 
 
     Several names mean that the measurement alone cannot tell them apart; an empty list, that none fits.
     """
-    amount("measured_bytes", measured_bytes, above_zero=True)
+    amount("measured_bytes", measured_bytes, above=True)
     gaps = {name: abs(ledger._bytes() - measured_bytes) / measured_bytes for name, ledger in candidates.items()}
     return sorted((name for name, gap in gaps.items() if gap <= tolerance), key=gaps.__getitem__)

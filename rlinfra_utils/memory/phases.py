@@ -15,7 +15,7 @@ from reprlib import repr as short
 
 import pandas as pd
 
-from rlinfra_utils.memory._checks import amount, choice
+from rlinfra_utils.doors import amount, choice
 from rlinfra_utils.memory.ledger import GB, GIB, Ledger
 
 WAKE_ORDERS = ("together", "weights_first")

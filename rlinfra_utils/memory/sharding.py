@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from rlinfra_utils.memory._checks import amount, choice, divides, whole
+from rlinfra_utils.doors import amount, choice, divides, whole
 from rlinfra_utils.memory.ledger import Ledger
 from rlinfra_utils.memory.training import FIRST, FROZEN, GRADIENTS, MASTER, SECOND, WEIGHTS
 
@@ -89,7 +89,7 @@ def _buffers(
         return {}
     if DIVIDED[strategy] != _ALL:
         raise ValueError(f"gathered_params={gathered}: strategy={strategy!r} keeps all weights whole, it gathers none")
-    amount("dtype_bytes", dtype_bytes, above_zero=True)
+    amount("dtype_bytes", dtype_bytes, above=True)
     reduce_bytes = dtype_bytes if reduce_dtype_bytes is None else amount("reduce_dtype_bytes", reduce_dtype_bytes)
     lines = {
         "gathered unit": gathered * dtype_bytes,

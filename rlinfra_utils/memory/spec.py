@@ -16,7 +16,7 @@ from importlib.resources import files
 from reprlib import repr as short
 from typing import Any
 
-from rlinfra_utils.memory._checks import amount, choice
+from rlinfra_utils.doors import amount, choice
 from rlinfra_utils.memory.config import Config
 from rlinfra_utils.memory.families import FAMILIES
 from rlinfra_utils.memory.layers import Cache, Layer, StateCache, Weight
@@ -118,7 +118,7 @@ class ModelSpec:
         layers * (kv_lora_rank + qk_rope_head_dim) * dtype_bytes (arXiv:2405.04434, table 1). `mla`:
         "latent", or "expanded" for an engine that keeps full keys and values. Linear layers add nothing.
         """
-        amount("dtype_bytes", dtype_bytes, above_zero=True)
+        amount("dtype_bytes", dtype_bytes, above=True)
         choice("mla", mla, MLA_FORMS)
         growing = ((cache, num) for cache, num in self.caches.items() if not isinstance(cache, StateCache))
         return sum(num * cache.values_per_token(mla=mla) for cache, num in growing) * dtype_bytes

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlinfra_utils.memory._checks import amount, choice, whole
+from rlinfra_utils.doors import amount, choice, whole
 from rlinfra_utils.memory.ledger import Ledger
 from rlinfra_utils.memory.spec import ModelSpec
 
@@ -95,7 +95,7 @@ def factored_moment_bytes(spec: ModelSpec, dtype_bytes: float = 4) -> float:
     """
     shapes = (weight.shape for _, weight in spec.weights())
     counts = (math.prod(shape[:-1]) + math.prod(shape) // shape[-2] if len(shape) > 1 else shape[0] for shape in shapes)
-    return sum(counts) * amount("dtype_bytes", dtype_bytes, above_zero=True)
+    return sum(counts) * amount("dtype_bytes", dtype_bytes, above=True)
 
 
 #: The projections of a dense decoder layer that LoRA usually adapts.

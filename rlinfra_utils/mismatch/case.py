@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils import offpolicy
+from rlinfra_utils import doors, offpolicy
 from rlinfra_utils.mismatch.compare import SAME_MAX, SAME_MEAN, index_of, require_a_token
 from rlinfra_utils.mismatch.distributions import token_logprobs
 from rlinfra_utils.mismatch.evidence import Evidence
@@ -60,7 +60,7 @@ class Case:
             raise ValueError("trainer_logits: None; pass logits, or trainer_logprobs where only those were kept")
         ids = _integers("tokens", tokens)
         shape = ids.shape
-        selected = offpolicy._checks.boolean_mask(mask, "tokens", shape)
+        selected = doors.boolean_mask(mask, "tokens", shape)
         require_a_token(selected)
         scores = None if logits is None else checked_logits("trainer_logits", logits, ids, selected)
         given = trainer_logprobs is not None
@@ -180,8 +180,8 @@ def _check_decoding(decoding: Any, vocab: int | None) -> None:
 
 
 def _integers(name: str, values: Any) -> np.ndarray:
-    array = offpolicy._checks.floats(name, values)
-    offpolicy._checks.refuse(name, array, ~((array >= 0) & (array == np.floor(array))), "is no token id")
+    array = doors.floats(name, values)
+    doors.refuse(name, array, ~((array >= 0) & (array == np.floor(array))), "is no token id")
     return array.astype(np.int64)
 
 
@@ -196,9 +196,9 @@ def checked_logits(name: str, values: Any, ids: np.ndarray, mask: np.ndarray) ->
     if scores.dtype.kind != "f":
         raise ValueError(f"{name}: holds {scores.dtype} values; needs floating point")
     vocab = scores.shape[-1]
-    offpolicy._checks.refuse("tokens", ids, mask & (ids >= vocab), f"is outside the vocabulary of {vocab}")
+    doors.refuse("tokens", ids, mask & (ids >= vocab), f"is outside the vocabulary of {vocab}")
     bad = mask[..., None] & (np.isnan(scores) | np.isposinf(scores))
-    offpolicy._checks.refuse(name, scores, bad, "is not a logit")
+    doors.refuse(name, scores, bad, "is not a logit")
     return scores
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.offpolicy import _checks
+from rlinfra_utils import doors
 from rlinfra_utils.offpolicy.weights import share
 
 
@@ -56,9 +56,9 @@ def clip_counts(ratio: Any, eps: float | tuple[float, float], mask: Any, advanta
     Raises ValueError for a ratio that is negative or not finite under the mask, and for an eps below 0.
     """
     low, high = bounds(eps)
-    values = _checks.floats("ratio", ratio)
-    mask = _checks.boolean_mask(mask, "ratio", values.shape)
-    _checks.refuse("ratio", values, mask & ~((values >= 0) & (values < np.inf)), "needs a finite ratio of at least 0")
+    values = doors.floats("ratio", ratio)
+    mask = doors.boolean_mask(mask, "ratio", values.shape)
+    doors.refuse("ratio", values, mask & ~((values >= 0) & (values < np.inf)), "needs a finite ratio of at least 0")
     below, above = mask & (values < 1 - low), mask & (values > 1 + high)
     if advantages is not None:
         signs = _signs(advantages, values.shape, mask)
@@ -92,12 +92,12 @@ def bounds(eps: float | tuple[float, float]) -> tuple[float, float]:
 
 
 def _signs(advantages: Any, shape: tuple[int, ...], mask: np.ndarray) -> np.ndarray:
-    values = _checks.floats("advantages", advantages)
+    values = doors.floats("advantages", advantages)
     try:
         values = np.broadcast_to(values, shape)
     except ValueError:
         raise ValueError(f"advantages: shape {values.shape} does not spread over the ratio's {shape}") from None
-    _checks.refuse("advantages", values, mask & ~np.isfinite(values), "is not finite under the mask")
+    doors.refuse("advantages", values, mask & ~np.isfinite(values), "is not finite under the mask")
     return np.sign(np.where(mask, values, 0.0))
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.offpolicy import _checks
+from rlinfra_utils import doors
 from rlinfra_utils.offpolicy.clipping import Outside
 from rlinfra_utils.offpolicy.lengths import LengthBin, by_length, merge_bins
 from rlinfra_utils.offpolicy.ratios import geometric_log_ratio, sequence_log_ratio
@@ -128,7 +128,7 @@ def correct(log_ratio: Any, mask: Any, mode: str, low: float | None = None, high
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: known are {', '.join(MODES)}")
     low, high = _bounds(mode, low, high)
-    values, mask = _checks.log_ratios(log_ratio, mask)
+    values, mask = doors.log_ratios(log_ratio, mask)
     level, action = mode.split("_")
     log_weights = _LEVELS[level](values, mask)
     defined = ~np.isnan(log_weights)
@@ -169,5 +169,5 @@ def _exp(logs: np.ndarray, kept: np.ndarray, low: float | None, high: float | No
     """Weights within the bounds, to the last bit; where not kept they mean nothing."""
     with np.errstate(over="ignore"):
         weights = np.clip(np.exp(logs), low, high)
-    _checks.refuse("log_weights", logs, kept & np.isposinf(weights), "its weight is beyond float64; give high")
+    doors.refuse("log_weights", logs, kept & np.isposinf(weights), "its weight is beyond float64; give high")
     return weights

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.offpolicy import _checks
+from rlinfra_utils import doors
 
 _NEVER_SAMPLED = "a sampled token has mass; record the processed log-prob of the token that was sampled"
 _LOST_MASS = "the trainer gives a sampled token no mass; renormalise over the kept set of the record, or mask it"
@@ -44,12 +44,12 @@ def log_ratio(trainer: Any, behavior: Any, mask: Any) -> np.ndarray:
 
 def log_prob_pair(trainer: Any, behavior: Any, mask: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both log-probs, checked as for `log_ratio` and 0 off the mask, and the mask as booleans."""
-    trainer, behavior = _checks.floats("trainer", trainer), _checks.floats("behavior", behavior)
+    trainer, behavior = doors.floats("trainer", trainer), doors.floats("behavior", behavior)
     if trainer.shape != behavior.shape:
         raise ValueError(f"behavior: shape {behavior.shape} is not the shape {trainer.shape} of trainer")
-    mask = _checks.boolean_mask(mask, "trainer", trainer.shape)
-    trainer = _checks.logprobs("trainer", trainer, mask, _LOST_MASS)
-    return trainer, _checks.logprobs("behavior", behavior, mask, _NEVER_SAMPLED), mask
+    mask = doors.boolean_mask(mask, "trainer", trainer.shape)
+    trainer = doors.logprobs("trainer", trainer, mask, _LOST_MASS)
+    return trainer, doors.logprobs("behavior", behavior, mask, _NEVER_SAMPLED), mask
 
 
 def sequence_log_ratio(log_ratio: Any, mask: Any) -> np.ndarray:
@@ -57,7 +57,7 @@ def sequence_log_ratio(log_ratio: Any, mask: Any) -> np.ndarray:
 
     NaN for an answer without a token under the mask. Raises ValueError as `log_ratio` does.
     """
-    values, mask = _checks.log_ratios(log_ratio, mask)
+    values, mask = doors.log_ratios(log_ratio, mask)
     return np.where(mask.any(axis=-1), values.sum(axis=-1), np.nan)
 
 
@@ -78,14 +78,14 @@ def support_gap(trainer: Any, behavior: Any, mask: Any) -> np.ndarray:
     the gap is 0; no clipping mends it, and sampled tokens alone cannot show it. The expected token ratio is
     1 - gap: with top-p it is the kept mass. Raises ValueError where a row under the mask is no distribution.
     """
-    trainer, behavior = _checks.floats("trainer", trainer), _checks.floats("behavior", behavior)
+    trainer, behavior = doors.floats("trainer", trainer), doors.floats("behavior", behavior)
     if trainer.ndim < 2 or trainer.shape != behavior.shape:
         raise ValueError(f"behavior: shape {behavior.shape}, trainer {trainer.shape}; both need (..., tokens, vocab)")
-    mask = _checks.boolean_mask(mask, "positions of trainer", trainer.shape[:-1])
+    mask = doors.boolean_mask(mask, "positions of trainer", trainer.shape[:-1])
     for name, values in (("trainer", trainer), ("behavior", behavior)):
         with np.errstate(over="ignore"):
             total = np.exp(np.where(mask[..., None], values, -np.inf)).sum(axis=-1)
         wrong = mask & ~(np.abs(total - 1.0) <= _MASS_TOLERANCE)
-        _checks.refuse(name, total, wrong, "is the mass of the row; needs log-probs over the vocabulary, not logits")
+        doors.refuse(name, total, wrong, "is the mass of the row; needs log-probs over the vocabulary, not logits")
     missed = np.exp(np.where(mask[..., None] & np.isneginf(behavior), trainer, -np.inf)).sum(axis=-1)
     return np.where(mask, missed, np.nan)

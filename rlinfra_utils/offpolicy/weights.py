@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.offpolicy import _checks
+from rlinfra_utils import doors
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WeightStats:
     def of(cls, log_weights: np.ndarray) -> WeightStats:
         """Statistics of log weights of any shape; none at all is allowed. Raises ValueError if one is not finite."""
         logs = np.asarray(log_weights, dtype=np.float64)
-        _checks.refuse("log_weights", logs, ~np.isfinite(logs), "is not finite; leave undefined and zero weights out")
+        doors.refuse("log_weights", logs, ~np.isfinite(logs), "is not finite; leave undefined and zero weights out")
         top = logs.max(initial=-np.inf)
         relative = np.exp(logs - top)
         return cls(
@@ -141,7 +141,7 @@ def ess_from_log(log_weights: Any) -> float:
     Raises ValueError for an empty set, for NaN or +inf, and if all are -inf.
     """
     logs = _row("log_weights", log_weights)
-    _checks.refuse("log_weights", logs, np.isnan(logs) | np.isposinf(logs), "needs a number or -inf")
+    doors.refuse("log_weights", logs, np.isnan(logs) | np.isposinf(logs), "needs a number or -inf")
     positive = logs[logs > -np.inf]
     if positive.size == 0:
         raise ValueError(f"log_weights: all {logs.size} weights are 0; their effective sample size is undefined")
@@ -155,13 +155,13 @@ def normalized_ess_from_log(log_weights: Any) -> float:
 
 def _logs(weights: Any) -> np.ndarray:
     values = _row("weights", weights)
-    _checks.refuse("weights", values, ~((values >= 0) & (values < np.inf)), "needs a finite number of at least 0")
+    doors.refuse("weights", values, ~((values >= 0) & (values < np.inf)), "needs a finite number of at least 0")
     with np.errstate(divide="ignore"):
         return np.log(values)
 
 
 def _row(name: str, values: Any) -> np.ndarray:
-    row = _checks.floats(name, values)
+    row = doors.floats(name, values)
     if row.ndim != 1:
         raise ValueError(f"{name}: shape {row.shape}; needs (n,)")
     return row

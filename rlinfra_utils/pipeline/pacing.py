@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlinfra_utils.pipeline._checks import number, numbers, whole
+from rlinfra_utils.doors import number, numbers, whole
 
 
 def versions_published(start_s: float, end_s: float, period_s: float) -> int:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlinfra_utils.pipeline._checks import number, short
+from rlinfra_utils.doors import number, short
 
 COUNTED = ("tokens", "rollouts", "groups", "batches")
 SECONDS = {"s": 1, "min": 60, "h": 3600}

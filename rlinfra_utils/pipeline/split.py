@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rlinfra_utils.pipeline._checks import number, short, whole
+from rlinfra_utils.doors import number, short, whole
 
 #: A curve given as a function is asked for each count up to this.
 LARGEST_POOL = 2**16

@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlinfra_utils.pipeline._checks import named, number, short, whole
+from rlinfra_utils.doors import named, number, short, whole
 
 Stages = Sequence[float] | Mapping[Hashable, float]
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlinfra_utils.pipeline._checks import number, numbers, short, whole
+from rlinfra_utils.doors import number, numbers, short, whole
 from rlinfra_utils.pipeline.stragglers import _slowest_chances
 
 #: What counts once: a rollout, by its first token; a token, by the version that sampled it; a token, by the version

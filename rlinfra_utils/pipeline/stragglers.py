@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlinfra_utils.pipeline._checks import number, numbers, whole
+from rlinfra_utils.doors import number, numbers, whole
 
 
 def utilization(durations_s: ArrayLike) -> float:

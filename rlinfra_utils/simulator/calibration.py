@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from rlinfra_utils.pipeline._checks import numbers, whole
+from rlinfra_utils.doors import numbers, whole
 from rlinfra_utils.simulator.config import LoopConfig
 from rlinfra_utils.simulator.laws import Constant, Law, Measured
 

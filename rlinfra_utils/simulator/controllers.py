@@ -10,8 +10,8 @@ reads the version. Every constructor raises ValueError by field. Read on the com
 
 from __future__ import annotations
 
+from rlinfra_utils.doors import number, short, whole
 from rlinfra_utils.pipeline import admission_limit
-from rlinfra_utils.pipeline._checks import number, short, whole
 from rlinfra_utils.simulator.protocol import AT_UPDATE, Controller
 from rlinfra_utils.simulator.rules import BoundedQueue, Budget, OneStepOff, Synchronous, take_within
 

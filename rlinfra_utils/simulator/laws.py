@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlinfra_utils.pipeline._checks import number, numbers, short
+from rlinfra_utils.doors import number, numbers, short
 
 
 class Law(Protocol):

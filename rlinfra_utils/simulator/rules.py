@@ -6,7 +6,7 @@ Use: `BoundedQueue(max_tokens=8192)`, `Budget(max_lag=4)`. Every constructor rai
 
 from __future__ import annotations
 
-from rlinfra_utils.pipeline._checks import number, short, whole
+from rlinfra_utils.doors import number, short, whole
 from rlinfra_utils.simulator.protocol import AT_UPDATE, Controller, Counts, Verdict
 
 

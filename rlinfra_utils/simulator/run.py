@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rlinfra_utils.pipeline._checks import number
+from rlinfra_utils.doors import number
 from rlinfra_utils.simulator import views
 from rlinfra_utils.timers import Trace
 

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pandas as pd
 
-from rlinfra_utils.pipeline._checks import number, short, whole
+from rlinfra_utils.doors import number, short, whole
 from rlinfra_utils.simulator.config import LoopConfig
 from rlinfra_utils.simulator.loop import simulate
 

@@ -4,6 +4,7 @@ import json
 import math
 import string
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -35,6 +36,24 @@ token_lags = [44 - 41] * 60 + [44 - 42] * 36
 whole_units = sum(num_params * 2 for num_params in (250e6, 250e6, 250e6, 50e6))
 
 
+engine_logps, recomputed_logps = [-0.10, -1.60, -0.70, -0.25], [-0.12, -1.62, -0.71, -0.25]
+trainer_logps = [-0.08, -1.40, -0.75, -0.20]
+dispatched, trained_ids = set(range(18)), {*range(10), 11, 12, 14}
+cosine_rate = 2 * math.cos(0.3 * math.pi / 2) ** 2  # the half-angle form
+
+
+def lost_share(interval_s, restart_s=0):
+    """Writing, half an interval done twice a failure, and restarts, over 5 hours."""
+    per_failure_s = 5 * 3600 / interval_s * 90 + interval_s / 2 + restart_s
+    return per_failure_s / (5 * 3600)
+
+
+def adam_update(moment1, moment2, gradient, num_steps):
+    """Update over learning rate after one more gradient; fresh moments are corrected for their start at zero."""
+    moment1, moment2 = moment1 + 0.1 * (gradient - moment1), moment2 + 0.001 * (gradient**2 - moment2)
+    return moment1 / (1 - 0.9**num_steps) / math.sqrt(moment2 / (1 - 0.999**num_steps))
+
+
 def rank_gb(num_ranks):
     """Bytes a rank, line by line: bf16 weight and gradient, float32 master and two moments, and the units."""
     return (sum(3e9 / num_ranks * num_bytes for num_bytes in (2, 2, 4, 4, 4)) + whole_units) / 1e9
@@ -47,6 +66,15 @@ def pipeline_s(generate_s, train_s, num_batches):
         generated += generate_s
         trained = max(trained, generated) + train_s
     return trained
+
+
+def mean_lag_of(in_flight, queued, batch, num_versions=200):
+    """First in, first out: at each version the oldest batch is taken, and a batch starts; lags counted one by one."""
+    outstanding, lags = [0] * (in_flight + queued), []
+    for version in range(1, num_versions):
+        taken, outstanding = outstanding[:batch], outstanding[batch:] + [version] * batch
+        lags += [version - started for started in taken]
+    return np.mean(lags[-batch:])
 
 
 RIGHT = {
@@ -80,7 +108,47 @@ RIGHT = {
         "rank_gb": rank_gb(12),
         "shrink": rank_gb(12) / rank_gb(48),
     },
+    "L12.3-a": {
+        "staleness": mean_lag_of(96, 32, batch=32),
+        "in_flight": next(n for n in range(1, 200) if mean_lag_of(n, 32, batch=32) >= 2.5),
+        "wait_s": sum(12_000 for _ in range(32)) / 6_000,
+    },
+    "L12.4-a": {
+        "mismatch": sum(recomputed_logps) - sum(engine_logps),
+        "drift": sum(trainer_logps) - sum(recomputed_logps),
+        "ratio": math.prod(math.exp(t) / math.exp(e) for t, e in zip(trainer_logps, engine_logps)),
+        "recomputed": math.prod(math.exp(t) / math.exp(r) for t, r in zip(trainer_logps, recomputed_logps)),
+    },
+    "L12.5-a": {
+        "hour": lost_share(3600),
+        "best": min(lost_share(interval_s) for interval_s in range(60, 18_000, 60)),
+        "with_restart": min(lost_share(interval_s, restart_s=180) for interval_s in range(60, 18_000, 60)),
+        "moves": "B",
+    },
+    "L12.5-b": {
+        "frontier": min(set(range(100)) - trained_ids),
+        "again": len(dispatched - trained_ids),
+        "lost": len(set(range(18)) - trained_ids),
+        "twice": sum(prompt >= 10 for prompt in trained_ids),
+    },
+    "L12.5-c": {
+        "rate": cosine_rate,
+        "update": adam_update(0.001, 1e-4, 0.02, num_steps=10**6),
+        "jump": 2
+        * adam_update(0, 0, 0.02, num_steps=1)
+        / (cosine_rate * adam_update(0.001, 1e-4, 0.02, num_steps=10**6)),
+    },
+    "L12.5-d": {"choice": "C"},
+    "L12.5-e": {"matching": "BDAEC"},
+    "L12.5-f": {"choice": "B"},
+    "L12.5-g": {
+        "verl": sum(128 for _ in range(2)) * 3 / 2,
+        "areal": sum([128] * (4 + 10 + 1)) - sum([128] * 10),
+        "compare": "C",
+    },
 }
+#: Checks that the course asks for in each lesson.
+LESSON_CHECKS = {"12.1": 2, "12.2": 3, "12.3": 4, "12.4": 4, "12.5": 8}
 OPEN = {"P11", "P12"}
 TOTAL = len(RIGHT)
 ALL_ASKS = [(problem.id, name) for problem in PROBLEMS.values() for name in problem.ask]
@@ -95,8 +163,13 @@ def line(result, name):
 # Right answers
 
 
-def test_there_are_the_twelve_problems_and_three_more():
-    assert list(PROBLEMS) == [f"P{n:02}" for n in range(1, 13)] + ["L12.1-a", "L12.1-b", "L12.2-a"]
+def test_there_are_the_twelve_problems_and_the_lessons_own():
+    own = ["L12.1-a", "L12.1-b", "L12.2-a", "L12.3-a", "L12.4-a", *(f"L12.5-{letter}" for letter in "abcdefg")]
+    assert list(PROBLEMS) == [f"P{n:02}" for n in range(1, 13)] + own
+    by_lesson = Counter(problem.lesson for problem in PROBLEMS.values())
+    assert {lesson: by_lesson[lesson] >= num for lesson, num in LESSON_CHECKS.items()} == dict.fromkeys(
+        LESSON_CHECKS, True
+    )
     assert {p: PROBLEMS[p].lesson for p in ("P01", "P04", "P12")} == dict.fromkeys(("P01", "P04", "P12"), "12.1")
 
 
@@ -185,6 +258,29 @@ MISTAKES = {
     ("L12.2-a", "rank_gb", 4 + 0.5): "gathered unit only",
     ("L12.2-a", "shrink", 48 / 12): "does not shrink",
     ("L12.2-a", "shrink", 4 + 1.6 - (1 + 1.6)): "do not subtract",
+    ("L12.4-a", "mismatch", sum(engine_logps) - sum(recomputed_logps)): "sign",
+    ("L12.4-a", "drift", sum(trainer_logps) - sum(engine_logps)): "mismatch too",
+    ("L12.4-a", "ratio", math.exp((sum(trainer_logps) - sum(engine_logps)) / 4)): "geometric",
+    ("L12.4-a", "recomputed", math.exp(sum(recomputed_logps) - sum(engine_logps))): "leaves out",
+    ("L12.5-a", "hour", 90 / 3600 + 3600 / 18_000): "on average",
+    ("L12.5-a", "with_restart", 0.1 + 180 / 1800): "not once in an interval",
+    ("L12.5-b", "again", len(dispatched) - 10): "skip set",
+    ("L12.5-b", "frontier", max(trained_ids) + 1): "never trained",
+    ("L12.5-c", "rate", 2 * (1 - 0.3)): "linear",
+    ("L12.5-c", "update", 0.001 / math.sqrt(1e-4)): "before this gradient",
+    ("L12.5-c", "jump", 1 / adam_update(0.001, 1e-4, 0.02, 10**6)): "learning rate differs",
+    ("L12.5-c", "jump", 2 / cosine_rate): "moments differ",
+    ("L12.5-d", "choice", "B"): "reward functions",
+    ("L12.5-g", "verl", 128 * 1.5): "two batches",
+    ("L12.5-g", "areal", (4 + 1 + 10) * 128): "are trained",
+    ("L12.3-a", "staleness", 96 / 32): "flight alone",
+    ("L12.3-a", "staleness", 32 / 32): "queue alone",
+    ("L12.3-a", "staleness", (96 + 32 + 32) / 32): "settled",
+    ("L12.3-a", "in_flight", 2.5 * 32): "in all",
+    ("L12.3-a", "in_flight", 96 * 2.5 / 4): "in proportion",
+    ("L12.3-a", "wait_s", 32 * 400 / 6000): "heavier",
+    ("L12.3-a", "wait_s", 12_000 / 6000): "one agent",
+    ("L12.3-a", "wait_s", (96 + 32) * 12_000 / 6000): "flight as well",
     ("P01", "choice", 1): "where work runs",
 }
 
@@ -321,7 +417,7 @@ def test_what_cannot_be_read_gets_a_sentence_and_counts_for_nothing(problem_id, 
 def test_an_unknown_problem_gets_a_sentence(problem_id):
     for answer in (exercises.attempt(problem_id, gb=1), exercises.show(problem_id), exercises.solution(problem_id)):
         assert "P01, P02" in str(answer)
-        assert len(str(answer)) < 250
+        assert len(str(answer)) < 300
 
 
 def test_unknown_missing_and_unnamed_answers_are_told():

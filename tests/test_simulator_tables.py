@@ -111,6 +111,25 @@ def test_normalized_ess_is_that_of_drawn_weights(run):
     assert simulate(config).summary()["normalized_ess"] == pytest.approx(drawn, rel=0.01)
 
 
+def test_lag_in_steps_counts_those_since_the_last_version():
+    config = replace(CONFIG, sync_interval=3, drift_nats=0.3)
+    run = simulate(config)
+    by_tokens = {"step": [], "weight": [], "tokens": []}
+    rows = run.rollouts.set_index("rollout")
+    for span in run.spans.itertuples():
+        row = rows.loc[span.rollout]
+        if row["outcome"] in ("trained", "training"):
+            lag = 3 * (row["taken_version"] - span.version) + row["taken_step"] % 3
+            values = (lag, math.exp(0.3**2 * lag), span.tokens)
+            for name, value in zip(by_tokens, values):
+                by_tokens[name].append(value)
+    summary = run.summary()
+    assert summary["step_lag_mean"] == pytest.approx(np.average(by_tokens["step"], weights=by_tokens["tokens"]))
+    assert summary["step_lag_mean"] > 3 * summary["lag_mean"]
+    ess = 1 / np.average(by_tokens["weight"], weights=by_tokens["tokens"])
+    assert summary["normalized_ess"] == pytest.approx(ess)
+
+
 def test_summary_adds_up(run):
     summary, rows, steps = run.summary(), run.rollouts, run.steps
     assert summary["elapsed_s"] == run.end_s
@@ -236,7 +255,7 @@ class Endless:
         ({"controller": "arael"}, "controller='arael': needs one of synchronous, one_step_off"),
         ({"controller": CONTROLLERS["areal"]}, r"controller=.*is it a class without \(\)"),
         ({"slots_per_replica": 0}, "slots_per_replica=0"),
-        ({"num_replicas": 1.0}, "num_replicas=1.0"),
+        ({"num_replicas": 1.5}, "num_replicas=1.5"),
         ({"num_verifiers": True}, "num_verifiers=True"),
         ({"token_s": 0}, "token_s=0"),
         ({"token_s": float("nan")}, "token_s=nan"),

@@ -129,6 +129,7 @@ def mean_staleness(
         raise ValueError(f"tail={short(tail)}: needs a Tail, as tail(durations, group_size) makes")
     flight = {"rollout": 1, "token": (1 + tail.scv) / 2, "token_of_start": 1 + tail.scv}[count]
     group = tail.slowest - 1 if count == "rollout" else tail.weighted_slowest - (1 + tail.scv)
+    group = max(0.0, group)  # what rounding leaves below it
     at_publication = max(0.0, mean_queued + (trainer_utilization - 0.5) * batch)  # a queue holds no fewer than 0
     per_period = in_flight / per_version
     return Staleness(per_period * flight, per_period * group, at_publication / per_version, steps_per_version)

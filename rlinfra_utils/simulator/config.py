@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from rlinfra_utils.pipeline._checks import number, short, whole
+from rlinfra_utils.doors import number, short, whole
 from rlinfra_utils.simulator.controllers import as_controller
 from rlinfra_utils.simulator.laws import Constant, Law, LogNormal, as_law
 from rlinfra_utils.simulator.protocol import Controller
@@ -77,7 +77,7 @@ class LoopConfig:
     the weights go to the engines, which stand still for `sync_s`; each `checkpoint_interval` steps, `checkpoint_s`.
 
     The run ends after `num_steps` or at `duration_s`, whichever comes first. `drift_nats` is the standard deviation
-    of the log of a synthetic weight for each version of lag (see `Run.summary`). Raises ValueError by field.
+    of the log of a synthetic weight for each optimizer step of lag (see `Run.summary`). Raises ValueError by field.
     """
 
     controller: str | Controller = "bounded_queue"

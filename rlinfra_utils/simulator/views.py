@@ -6,7 +6,7 @@ Used by `Run`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -128,19 +128,30 @@ def version_spans(
     return pd.DataFrame({"rollout": rollout[which].astype(int), "version": version, "tokens": made})
 
 
-def token_lags(spans: pd.DataFrame, rows: pd.DataFrame, after_s: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Lag in versions, and tokens, of each span of a rollout taken for training at `after_s` or later."""
+class TokenLags(NamedTuple):
+    """Of each span that was trained on: lag in `versions` when taken, lag in optimizer `steps`, `tokens`."""
+
+    versions: np.ndarray
+    steps: np.ndarray
+    tokens: np.ndarray
+
+
+def token_lags(spans: pd.DataFrame, rows: pd.DataFrame, sync_interval: int, after_s: float = 0.0) -> TokenLags:
+    """The lags of the spans of rollouts taken at `after_s` or later; a version comes each `sync_interval` steps."""
     used = (rows["outcome"].isin(("trained", "training")) & (rows["taken_s"] >= after_s)).to_numpy()
     which = spans["rollout"].to_numpy()
     kept = used[which]
-    lags = rows["taken_version"].to_numpy()[which[kept]] - spans["version"].to_numpy()[kept]
-    return lags, spans["tokens"].to_numpy()[kept]
+    which, version = which[kept], spans["version"].to_numpy()[kept]
+    versions = rows["taken_version"].to_numpy()[which] - version
+    return TokenLags(
+        versions, rows["taken_step"].to_numpy()[which] - sync_interval * version, spans["tokens"].to_numpy()[kept]
+    )
 
 
 def lag(spans: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """See `Run.lag`."""
-    lags, tokens = token_lags(spans, rows)
-    total = np.bincount(lags, tokens) if len(lags) else np.zeros(0)
+    lags = token_lags(spans, rows, sync_interval=1)
+    total = np.bincount(lags.versions, lags.tokens) if len(lags.tokens) else np.zeros(0)
     share = total / total.sum() if len(total) else total
     return pd.DataFrame({"lag": np.arange(len(total)), "tokens": total, "share": share})
 
@@ -170,8 +181,9 @@ def summary(run: Run, after_s: float) -> dict[str, float | str]:
     tokens_per_s: trained tokens; decoded_tokens_per_s: of rollouts decoded, lost attempts not among them.
     *_utilization: working share of slots (pauses apart), verifiers and trainer (a step, without sync and checkpoint).
     *_wait_s: mean wait for a slot, a verifier, the group's slowest, the trainer, each of those that had it.
-    lag_*: of trained tokens, in versions. rollout_lag_mean: of their first tokens. normalized_ess: of synthetic
-    weights whose log is normal with variance drift_nats^2 a version and mean weight 1: 1 / mean exp(drift^2 * lag).
+    lag_*: of trained tokens, in versions. rollout_lag_mean: of their first tokens. step_lag_mean: in optimizer steps,
+    of which a version has sync_interval. normalized_ess: of synthetic weights whose log is normal with variance
+    drift_nats^2 an optimizer step of lag and mean weight 1: 1 / mean exp(drift^2 * step lag).
     wasted_tokens: of dropped and failed groups and of lost attempts; reread_tokens: prompts and partial answers
     read again after aborts (whole run). trained_length_ratio: mean length trained on over that offered.
     """
@@ -179,8 +191,8 @@ def summary(run: Run, after_s: float) -> dict[str, float | str]:
     window_s = max(end_s - after_s, 1e-300)
     trained = rows[(rows["outcome"] == "trained") & (rows["taken_s"] >= after_s)]
     gone = rows[rows["outcome"].isin(("dropped", "failed")) & (rows["ready_s"] >= after_s)]
-    lags, tokens = token_lags(run.spans, rows, after_s)
-    lags, tokens = lags.astype(float), tokens.astype(float)
+    stale = token_lags(run.spans, rows, config.sync_interval, after_s)
+    lags, tokens = stale.versions.astype(float), stale.tokens.astype(float)
     queue = run.queue
     depth = queue["rollouts"].to_numpy()
     held_s = _clipped(queue["time_s"].to_numpy(), np.append(queue["time_s"].to_numpy()[1:], end_s), after_s, end_s)
@@ -216,7 +228,8 @@ def summary(run: Run, after_s: float) -> dict[str, float | str]:
         "lag_p95": _weighted_quantile(lags, tokens, 0.95),
         "lag_max": lags.max(initial=0.0),
         "rollout_lag_mean": _mean((trained["taken_version"] - trained["start_version"]).to_numpy()),
-        "normalized_ess": 1 / _mean(np.exp(config.drift_nats**2 * lags), tokens),
+        "step_lag_mean": _mean(stale.steps, tokens),
+        "normalized_ess": 1 / _mean(np.exp(config.drift_nats**2 * stale.steps), tokens),
         "discarded_rollouts": len(gone),
         "lost_attempts": int((run.lost["end_s"] >= after_s).sum()),
         "wasted_tokens": gone["tokens"].sum() + run.lost.loc[run.lost["end_s"] >= after_s, "tokens"].sum(),

@@ -1,0 +1,133 @@
+"""1,000 publishes, readers beside them, a publisher killed at random: each read is one version, whole."""
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinfra_utils.sync import Publisher, SyncError, fingerprint, read, write_pointer
+from rlinfra_utils.sync.manifest import version_folder
+from rlinfra_utils.sync.paths import SHARED_MEMORY
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+NUM_READERS = 3
+
+
+@pytest.fixture
+def folder():
+    """In memory where there is such a place: a flush to a disk is not what this test is about."""
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as path:
+        yield Path(path)
+
+
+def weights(version):
+    """Every value says which version it belongs to."""
+    return {name: np.full((64, 64), version, "i4") for name in ("first", "middle", "last")}
+
+
+def forked(work):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def read_on(folder, stop, report):
+    """Read until told to stop; report the number of reads, or the first that is no whole version."""
+    last, reads, seen = -1, 0, set()
+    while not stop.exists():
+        try:
+            found = read(folder)
+        except SyncError as error:
+            report.write_text(f"torn: {error}")
+            return
+        values = {int(value) for tensor in found.tensors.values() for value in np.unique(tensor)}
+        if values != {found.version} or found.version < last or fingerprint(found.tensors) != found.fingerprint:
+            report.write_text(f"torn: version {found.version} after {last} holds values of {sorted(values)}")
+            return
+        last, reads = found.version, reads + 1
+        seen.add(last)
+    report.write_text(f"whole: {reads} {len(seen)}")
+
+
+def publish_on(folder, last):
+    with Publisher(folder) as publisher:
+        for version in range(publisher.version + 1, last + 1):
+            publisher.publish(weights(version), version)
+
+
+def reports(folder, work):
+    """What the readers say that run beside `work`."""
+    stop, files = folder / "stop", [folder / f"report{index}" for index in range(NUM_READERS)]
+    readers = [forked(lambda file=file: read_on(folder / "w", stop, file)) for file in files]
+    try:
+        work()
+    finally:
+        stop.touch()
+        codes = [os.waitpid(reader, 0)[1] for reader in readers]
+    assert codes == [0] * NUM_READERS
+    return [file.read_text().split(" ", 1) for file in files]
+
+
+@pytest.mark.slow
+def test_a_thousand_publishes_with_readers_and_kills(folder):
+    rng, kills = np.random.default_rng(0), []
+    with Publisher(folder / "w") as publisher:
+        publisher.publish(weights(0), 0)
+
+    def kill_until_done():
+        while read(folder / "w").version < 1000:
+            child = forked(lambda: publish_on(folder / "w", 1000))
+            time.sleep(rng.uniform(0.05, 0.6))
+            os.kill(child, signal.SIGKILL)
+            kills.append(os.WIFSIGNALED(os.waitpid(child, 0)[1]))
+
+    found = reports(folder, kill_until_done)
+    assert [verdict for verdict, _ in found] == ["whole:"] * NUM_READERS, found
+    reads, versions = np.array([text.split() for _, text in found], int).T
+    assert reads.min() > 50
+    assert versions.min() > 20
+    assert sum(kills) > 5
+    with Publisher(folder / "w"):
+        assert len(list((folder / "w").glob("v*"))) <= 2
+
+
+def test_the_readers_would_notice_weights_that_are_written_in_place(folder):
+    """The same readers beside a publisher that overwrites the announced file: the harness can fail."""
+    with Publisher(folder / "w") as publisher:
+        publisher.publish(weights(0), 0)
+        file = version_folder(folder / "w", 0) / "model.safetensors"
+        old = file.read_bytes()
+
+        def overwrite():
+            for step in range(400):
+                with open(file, "r+b") as opened:
+                    opened.seek(len(old) // 2)
+                    opened.write(bytes([step % 256]) * 512)
+                time.sleep(0.001)
+
+        found = reports(folder, overwrite)
+    assert all(verdict == "torn:" for verdict, _ in found), found
+
+
+def test_the_readers_would_notice_a_version_that_falls(folder):
+    with Publisher(folder / "w") as publisher:
+        publisher.publish(weights(0), 0)
+        publisher.publish(weights(1), 1)
+
+        def go_back():
+            time.sleep(0.2)
+            write_pointer(folder / "w", 0)
+            time.sleep(0.2)
+
+        found = reports(folder, go_back)
+    assert all("version 0 after 1" in text for _, text in found), found

@@ -1,8 +1,8 @@
-"""What checkpoint folders of the transformers and TRL Trainer and of verl hold, by their file names.
+"""What checkpoint folders of the transformers and TRL Trainer, of verl and of torch DCP hold, seen from outside.
 
 Models: which component has a file, whether the file is whole as far as its container shows (zip directory,
-safetensors header, JSON), what it cannot say. Leaves out the content of pickles, which are never loaded, and torch
-DCP, Megatron and DeepSpeed shards. Use: `found = LAYOUTS[recognise(path)](path)`.
+safetensors header, JSON), what it cannot say. Leaves out the content of pickles, which are never loaded, and shards
+of Megatron and DeepSpeed. Use: `found = LAYOUTS[recognise(path)](path)`.
 
 Sources: transformers 5.24 trainer.py (file names of `_save_checkpoint`); verl fsdp_checkpoint_manager.py at 01ee5e04.
 """
@@ -19,13 +19,21 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from rlinfra_utils.checkpoint import dcp
 from rlinfra_utils.checkpoint.manifest import COMPLETE, MANIFEST, CheckpointError
-from rlinfra_utils.pipeline._checks import short
+from rlinfra_utils.doors import short
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _RUN_FOLDER = re.compile(r"(step_|checkpoint-|global_step_)[0-9]+")
+#: What DCP's HuggingFaceStorageWriter calls the file of one rank.
+_DCP_SHARD = re.compile(r"shard-([0-9]{5})-model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _VERL_SHARD = re.compile(r"(model|optim|extra_state)_world_size_([0-9]{1,9})_rank_([0-9]{1,9})\.pt")
+#: What DCP folders hold of a component in part, whatever they name.
+_DCP_PARTIAL = {
+    "counters": "a step and no policy version",
+    "data_position": "a loader's own state: a cursor, no dataset fingerprint",
+}
 
 
 @dataclass
@@ -47,7 +55,10 @@ class Found:
 
 
 def recognise(path: Path) -> str:
-    """Whose layout a folder has: "transformers", "verl", or ours. CheckpointError for a folder of checkpoints."""
+    """Whose layout a folder has: "transformers", "verl", "torch DCP", or ours.
+
+    Raises CheckpointError for a folder of checkpoints.
+    """
     try:
         names = {entry.name for entry in path.iterdir()}
     except OSError as error:
@@ -58,6 +69,8 @@ def recognise(path: Path) -> str:
         return "transformers"
     if "actor" in names or "data.pt" in names:
         return "verl"
+    if dcp.INDEX in names or any(name.endswith(dcp.SUFFIX) or _DCP_SHARD.fullmatch(name) for name in names):
+        return "torch DCP"
     inner = sorted(name for name in names if _RUN_FOLDER.fullmatch(name))
     if inner:
         raise CheckpointError(f"{path}: holds checkpoints and is none; name one of them, such as {inner[-1]}")
@@ -135,6 +148,49 @@ def _verl(path: Path) -> Found:
     return found
 
 
+def _torch_dcp(path: Path) -> Found:
+    """The index says what was saved; a shard that it names and that is not whole may hold any part of it."""
+    if not any(path.glob(f"*{dcp.SUFFIX}")) and not (path / dcp.INDEX).exists():
+        return _dcp_safetensors(path)
+    found, index_path = Found(), path / dcp.INDEX
+    fault = _fault(index_path, container=False)
+    if fault:
+        because = ": DCP writes it last, so that the save never came to its end" if fault.endswith("missing") else ""
+        return Found(corrupt={"policy": fault + because})
+    try:
+        index = dcp.read_index(index_path)
+    except ValueError as error:
+        return Found(corrupt={"policy": str(error)})
+    files = [path / name for name in index.files]
+    fault = "" if files else f"{dcp.INDEX}: names no file of shards"
+    for component, keys in index.parts().items():
+        if fault:
+            found.corrupt[component] = fault
+            continue
+        found.add(component, files)
+        if component in _DCP_PARTIAL and component in found.present:
+            found.present.remove(component)
+            found.partial[component] = f"{short(keys[0])}: {_DCP_PARTIAL[component]}"
+    if "policy" in found.present:
+        found.present.add("layout")
+        found.notes.append(f"{len(files)} files of {index.num_ranks} ranks; DCP cuts them anew for another number")
+    found.notes.append(f"{dcp.INDEX} is a pickle and was not loaded: its names are read, no tensor or hash is proven")
+    return found
+
+
+def _dcp_safetensors(path: Path) -> Found:
+    """Shards of DCP's HuggingFaceStorageWriter, which keep their places in their own headers."""
+    found = Found()
+    shards = sorted(entry.name for entry in path.iterdir() if _DCP_SHARD.fullmatch(entry.name))
+    numbers = {int(_DCP_SHARD.fullmatch(name)[1]) for name in shards}
+    lost = sorted(set(range(1, max(numbers) + 1)) - numbers)
+    found.add("policy", [path / name for name in shards])
+    if lost:
+        found.corrupt["policy"] = f"shard {lost[0]} of at least {max(numbers)} is missing"
+    found.notes.append(f"{len(shards)} shards, whose number is recorded nowhere: a last one may be missing unseen")
+    return found
+
+
 def _ranks_fault(shards: list[re.Match]) -> str:
     sizes = sorted({int(shard[2]) for shard in shards})
     ranks = {int(shard[3]) for shard in shards}
@@ -155,14 +211,14 @@ def _json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes())
 
 
-def _fault(path: Path) -> str:
-    """What is wrong with a file as far as its container shows; "" for nothing."""
+def _fault(path: Path, container: bool = True) -> str:
+    """What is wrong with a file as far as its `container` shows, or its size alone; "" for nothing."""
     try:
         if not path.is_file():
             return f"{path.name}: is missing"
         if not path.stat().st_size:
             return f"{path.name}: is empty"
-        return _container_fault(path)
+        return _container_fault(path) if container else ""
     except OSError as error:
         return f"{path.name}: cannot be read: {error.strerror or error}"
 
@@ -179,9 +235,15 @@ def _container_fault(path: Path) -> str:
             return "" if isinstance(_json(path), dict) else f"{path.name}: is no JSON object"
         except (ValueError, RecursionError) as error:
             return f"{path.name}: is no JSON: {error}"
+    if path.suffix == dcp.SUFFIX:
+        return "" if dcp.ends_whole(path) else f"{path.name}: is cut off, or holds no torch archives"
     # torch.save writes a zip archive, whose directory stands at the end: a truncated one has none.
     return "" if zipfile.is_zipfile(path) else f"{path.name}: is no whole torch archive"
 
 
 #: A reader of each foreign layout.
-LAYOUTS: dict[str, Callable[[Path], Found]] = {"transformers": _transformers, "verl": _verl}
+LAYOUTS: dict[str, Callable[[Path], Found]] = {
+    "transformers": _transformers,
+    "verl": _verl,
+    "torch DCP": _torch_dcp,
+}

@@ -61,20 +61,29 @@ def token_ratio(logprobs: Tensor, behavior_logprobs: Tensor, mask: Tensor) -> Te
     return torch.where(mask, logprobs - behavior_logprobs, 0.0).exp()
 
 
-def grpo_loss(ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
+def grpo_loss(
+    ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    num_tokens: Tensor | None = None,
+) -> Tensor:
     """Clipped policy loss, a mean over the tokens of `mask`: -mean min(r A, clip(r, 1 - low, 1 + high) A).
 
-    `ratio` and boolean `mask` have shape (rollouts, tokens), `advantages` (rollouts, 1).
+    `ratio` and boolean `mask` have shape (rollouts, tokens), `advantages` (rollouts, 1). Where these rollouts are one
+    rank's share, `num_tokens` is the divisor: the tokens of all ranks, so that their losses add up to the batch's.
     """
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     gain = torch.minimum(ratio * advantages, clipped * advantages)
-    return -(gain * mask).sum() / mask.sum()
+    return -(gain * mask).sum() / (mask.sum() if num_tokens is None else num_tokens)
 
 
-def kl_to_base(logprobs: Tensor, base_logprobs: Tensor, mask: Tensor) -> Tensor:
+def kl_to_base(logprobs: Tensor, base_logprobs: Tensor, mask: Tensor, num_tokens: Tensor | None = None) -> Tensor:
     """KL(policy || base) in nats a token, estimated on the sampled tokens: mean of exp(d) - d - 1, d = base - policy.
 
     The "k3" estimator that GRPO uses (Schulman, "Approximating KL divergence", 2020): never negative.
+    `num_tokens` as in `grpo_loss`.
     """
     gap = torch.where(mask, base_logprobs - logprobs, 0.0)
-    return (torch.expm1(gap) - gap).sum() / mask.sum()
+    return (torch.expm1(gap) - gap).sum() / (mask.sum() if num_tokens is None else num_tokens)

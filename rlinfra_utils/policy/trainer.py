@@ -1,8 +1,8 @@
 """The trainer: rollout records in, one published version of the weights out.
 
 Models: records laid out as rectangles, log-probs recomputed by the trainer's own forward pass, epochs of
-minibatches of clipped policy gradient, AdamW, a version that counts updates. Leaves out: sharding, mixed
-precision, gradient accumulation, learning-rate schedules.
+minibatches of clipped policy gradient, AdamW, a version that counts updates. Leaves out: mixed precision,
+gradient accumulation, learning-rate schedules; how a model is sharded (`sharded`).
 Use: `stats = Trainer(model).update(rollouts, advantages)`.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlinfra_utils.policy.grpo import grpo_loss, kl_to_base, token_ratio
+from rlinfra_utils.policy.ranks import ONE_RANK, OneRank, has_rows, my_rows, put_together
 from rlinfra_utils.rollouts import Rollout
 from rlinfra_utils.timers import Trace
 
@@ -137,6 +139,10 @@ class Trainer:
     Life: `update` raises `version` by one and `optimizer_step` by the number of gradient steps that it took.
     Invariant: an update that raises leaves weights, optimizer and both counters as they were. Trap: the
     engine does not see the weights until they are published to it; until then its version is older.
+
+    `ranks` (`sharded.Ranks`) goes with a sharded model. Each rank is given the whole batch, so that all raise the
+    same error or none, and trains on its rows of each minibatch. Losses are divided by the tokens of all ranks: the
+    result is one process's, up to the order of summation.
     """
 
     def __init__(
@@ -149,6 +155,7 @@ class Trainer:
         base_model: PreTrainedModel | None = None,
         kl_coef: float = 0.0,
         version: int = 0,
+        ranks: OneRank = ONE_RANK,
     ) -> None:
         for name, value in (("lr", lr), ("clip_low", clip_low), ("clip_high", clip_high)):
             if not 0 < value < float("inf"):
@@ -162,7 +169,7 @@ class Trainer:
         self.model, self.base_model, self.kl_coef = model, base_model, kl_coef
         self.clip_low, self.clip_high, self.max_grad_norm = clip_low, clip_high, max_grad_norm
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-        self.version, self.optimizer_step = version, 0
+        self.version, self.optimizer_step, self.ranks = version, 0, ranks
 
     def update(
         self,
@@ -171,22 +178,29 @@ class Trainer:
         num_epochs: int = 1,
         minibatches: int = 1,
         trace: Trace | None = None,
+        weights: np.ndarray | None = None,
     ) -> UpdateStats:
         """Train on `rollouts`, `num_epochs` times, in `minibatches` optimizer steps an epoch.
 
         `advantages` has one entry a rollout. Minibatch i takes rollouts i, i + minibatches, ..., so that each
-        sees a part of every group. Raises ValueError at the door for what cannot be trained on, and
-        FloatingPointError if a loss or gradient is not finite.
+        sees a part of every group. Without `weights` the clipped ratio is to the behaviour policy. With them,
+        shape (rollouts, tokens - 1) as in `collate`, it is to the trainer before this update, and each token's
+        loss is multiplied by its weight: the decoupled loss of AReaL (arXiv:2505.24298) and verl. A weight of 0
+        drops a token from the loss and leaves it in the mean. Raises ValueError at the door for what cannot be
+        trained on, and FloatingPointError if a loss or gradient is not finite.
         """
         trace = Trace() if trace is None else trace
         _check_update(len(rollouts), advantages, num_epochs, minibatches)
         device = next(self.model.parameters()).device
         with trace.span("logprob_recompute") as span, torch.no_grad():
             batch = collate(rollouts, self.model.get_input_embeddings().num_embeddings, device)
-            gap = (batch_logprobs(self.model, batch) - batch.behavior)[batch.mask].abs().mean().item()
-            base = None if self.base_model is None else batch_logprobs(self.base_model, batch)
+            logprobs = self._all_logprobs(self.model, batch)
+            gap = (logprobs - batch.behavior)[batch.mask].abs().mean().item()
+            base = None if self.base_model is None else self._all_logprobs(self.base_model, batch)
             span.set(tokens=sum(len(record.policy_mask) for record in rollouts))
         advantage = torch.tensor(np.asarray(advantages), dtype=torch.float32, device=device)[:, None]
+        if weights is not None:
+            batch, advantage = replace(batch, behavior=logprobs), advantage * _checked_weights(weights, batch.mask)
         parts = [slice(i, None, minibatches) for i in range(minibatches)] * num_epochs
         before = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         try:
@@ -203,31 +217,45 @@ class Trainer:
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
         return UpdateStats(self.version, self.optimizer_step, int(batch.mask.sum()), gap, **means)
 
+    def _all_logprobs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        """`batch_logprobs`, each rank computing its rows."""
+        mine = batch_logprobs(model, batch.rows(my_rows(self.ranks, len(batch.ids))))
+        return put_together(self.ranks, mine, len(batch.ids))
+
+    def _share(self, batch: Batch, *columns: Tensor | None) -> tuple[Any, ...]:
+        """This rank's rows of a minibatch and of `columns`; with no row of its own, one that counts for nothing."""
+        rows, mine = my_rows(self.ranks, len(batch.ids)), has_rows(self.ranks, len(batch.ids))
+        batch = replace(batch, mask=batch.mask & mine).rows(rows)
+        return batch, *(None if column is None else column[rows] for column in columns)
+
     def _step(self, batch: Batch, advantage: Tensor, base: Tensor | None, trace: Trace) -> dict[str, float]:
         """One optimizer step on one minibatch; returns its statistics."""
+        num_tokens = batch.mask.sum()  # of all ranks
+        batch, advantage, base = self._share(batch, advantage, base)
         with trace.span("forward_backward", tokens=batch.ids.numel()):
             logprobs = batch_logprobs(self.model, batch)
             ratio = token_ratio(logprobs, batch.behavior, batch.mask)
-            loss = grpo_loss(ratio, advantage, batch.mask, self.clip_low, self.clip_high)
-            kl = torch.zeros(()) if base is None else kl_to_base(logprobs, base, batch.mask)
+            loss = grpo_loss(ratio, advantage, batch.mask, self.clip_low, self.clip_high, num_tokens)
+            kl = torch.zeros_like(loss) if base is None else kl_to_base(logprobs, base, batch.mask, num_tokens)
             loss = loss + self.kl_coef * kl
             self.optimizer.zero_grad()
             loss.backward()
             grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
-        if not (loss.isfinite() and grad_norm.isfinite()):
-            raise FloatingPointError(f"loss={loss.item()}, grad_norm={grad_norm.item()}: not finite; update undone")
-        with trace.span("optimizer_step"):
-            self.optimizer.step()
         is_clipped = torch.where(advantage > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
-        num_tokens = batch.mask.sum()
-        values = {
+        shares = {
             "loss": loss,
             "mean_ratio": (ratio * batch.mask).sum() / num_tokens,
             "clip_share": (is_clipped & batch.mask & (advantage != 0)).sum() / num_tokens,
-            "grad_norm": grad_norm,
             "kl": kl,
         }
-        return {name: value.item() for name, value in values.items()}
+        values = dict(zip(shares, self.ranks.sum(torch.stack(list(shares.values())).detach()).tolist()))
+        # The norm over a sharded model is a DTensor.
+        values["grad_norm"] = getattr(grad_norm, "full_tensor", lambda: grad_norm)().item()
+        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+            raise FloatingPointError("loss={loss}, grad_norm={grad_norm}: not finite; update undone".format_map(values))
+        with trace.span("optimizer_step"):
+            self.optimizer.step()
+        return values
 
 
 def _check_update(num_rollouts: int, advantages: Sequence[float], num_epochs: int, minibatches: int) -> None:
@@ -240,3 +268,14 @@ def _check_update(num_rollouts: int, advantages: Sequence[float], num_epochs: in
         raise ValueError(f"num_epochs={num_epochs}: train on the batch at least once")
     if not 1 <= minibatches <= max(1, num_rollouts):
         raise ValueError(f"minibatches={minibatches}: with {num_rollouts} rollouts give 1 to as many")
+
+
+def _checked_weights(weights: np.ndarray, mask: Tensor) -> Tensor:
+    weights = np.asarray(weights, dtype=np.float64)
+    if weights.shape != tuple(mask.shape):
+        raise ValueError(f"weights has shape {weights.shape}: expected {tuple(mask.shape)}, one a predicted token")
+    bad = np.argwhere(~((weights >= 0) & (weights < np.inf)))
+    if len(bad):
+        row, token = bad[0].tolist()
+        raise ValueError(f"weights[{row}, {token}]={weights[row, token]}: a weight is finite and at least 0")
+    return torch.tensor(weights, dtype=torch.float32, device=mask.device)

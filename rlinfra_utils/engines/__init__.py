@@ -10,4 +10,6 @@ from rlinfra_utils.engines.logprobs import teacher_forced_logprobs
 from rlinfra_utils.engines.models import SmallModel, load_small_model
 from rlinfra_utils.engines.padding import pad_left
 from rlinfra_utils.engines.sampling import processed_logprobs, resolve
-from rlinfra_utils.engines.vllm import EngineError, VLLMServer
+from rlinfra_utils.engines.vllm import VLLMServer
+from rlinfra_utils.engines.vllm_process import EngineError
+from rlinfra_utils.engines.vllm_requests import SpannedCompletion

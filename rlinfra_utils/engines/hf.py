@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlinfra_utils.engines.generation import Completion, Generation
+from rlinfra_utils.engines.logprobs import teacher_forced_logprobs
 from rlinfra_utils.engines.padding import pad_left, positions
 from rlinfra_utils.engines.sampling import processed_logprobs, resolve
 from rlinfra_utils.engines.weights import copy_into, read_safetensors
@@ -90,6 +91,22 @@ class HFEngine:
             num_prompt_tokens=sum(map(len, set(map(tuple, prompt_ids)))),
             num_new_tokens=sum(len(completion.tokens) for completion in completions),
         )
+
+    @torch.no_grad()
+    def control_logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """log p(token | tokens before it) of all tokens but the first, nats, of the raw softmax at temperature 1.
+
+        No cache of earlier requests is read: this is what the weights say. Raises ValueError as
+        `teacher_forced_logprobs` does, and for a sequence of length 0.
+        """
+        ids, mask = (tensor.to(self.model.device) for tensor in pad_left(sequences))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            rows = teacher_forced_logprobs(self.model, ids, attention_mask=mask).tolist()
+        finally:
+            self.model.train(was_training)
+        return [row[len(row) + 1 - len(sequence) :] for row, sequence in zip(rows, sequences)]
 
     def load(self, path: str | Path, version: int) -> None:
         """Copy the safetensors in folder `path` over the model's weights, in place.

@@ -1,0 +1,96 @@
+"""A real vLLM server of the 135M model: its agreement at zero lag, its KV pool, and what its scheduler does."""
+
+import heapq
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from rlinfra_utils import engines, levels, memory
+from rlinfra_utils.engines import HFEngine, VLLMServer
+from rlinfra_utils.rollouts import Decoding
+
+pytestmark = [pytest.mark.vllm, pytest.mark.model]
+
+NUM_SLOTS = 8
+FREE = Decoding(temperature=1.0, top_p=1.0, top_k=0, logprobs_mode="processed", max_new_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return engines.load_small_model()
+
+
+@pytest.fixture(scope="module")
+def server(small, tmp_path_factory):
+    assert levels.detect().vllm_python, "run `make vllm` first"
+    folder = tmp_path_factory.mktemp("smol")
+    small.save(folder)
+    with VLLMServer(folder, dtype="float32", max_num_seqs=NUM_SLOTS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def prompts(small):
+    return [small.tokenizer(text).input_ids for text in ("The capital of France is", "One, two, three, four,")]
+
+
+def difference(server, act, *names):
+    before = server.metrics()
+    act()
+    after = server.metrics()
+    return [after[f"vllm:{name}"] - before[f"vllm:{name}"] for name in names]
+
+
+def test_the_kv_pool_is_what_the_ledger_says(server):
+    spec = memory.ModelSpec.named("SmolLM2-135M")
+    assert server.kv_cache_tokens == memory.kv_capacity(spec, 2**30, dtype_bytes=4, block_tokens=server.block_tokens)
+
+
+def test_at_zero_lag_it_agrees_with_the_trainer(server, small, prompts):
+    completions = server.generate(prompts, FREE, n=3, seed=5).completions
+    sequences = [c.prompt_tokens + c.tokens for c in completions]
+    trainer = HFEngine(small.model).control_logprobs(sequences)
+    for completion, row, control in zip(completions, trainer, server.control_logprobs(sequences)):
+        assert completion.behavior_logprobs == pytest.approx(row[len(completion.prompt_tokens) - 1 :], abs=5e-4)
+        assert control == pytest.approx(row, abs=5e-4)
+
+
+def test_a_group_reads_the_whole_blocks_of_its_prompt_once(server, small):
+    """Seven of eight find them; the rest of the prompt each reads for itself."""
+    block = server.block_tokens
+    prompt = (small.tokenizer("A queue met a server and asked how long it would take. ").input_ids * 60)[
+        : 3 * block + 16
+    ]
+    ask = lambda: server.generate([prompt], FREE.model_copy(update={"max_new_tokens": 2}), n=8)  # noqa: E731
+    server.reset_prefix_cache()
+    for found in (7 * 3 * block, 8 * 3 * block):  # the second group finds all that the first one left
+        hits, queries = difference(server, ask, "prefix_cache_hits_total", "prefix_cache_queries_total")
+        assert (hits, queries) == (found, 8 * len(prompt))
+    server.reset_prefix_cache()
+    assert difference(server, ask, "prefix_cache_hits_total") == [7 * 3 * block]
+
+
+def test_a_freed_slot_is_filled_at_once(server, prompts):
+    """Steps of static batches: the longest of each. Of continuous batching: list scheduling on as many machines."""
+    lengths = np.clip(np.random.default_rng(0).lognormal(2.5, 0.9, 32), 2, 100).astype(int).tolist()
+    free = FREE.model_copy(update={"ignore_eos": True})
+
+    def ask(num_tokens):
+        server.generate([prompts[0]], free.model_copy(update={"max_new_tokens": num_tokens}))
+
+    def send(batch):
+        with ThreadPoolExecutor(len(batch)) as pool:
+            list(pool.map(ask, batch))
+
+    batches = [lengths[i : i + NUM_SLOTS] for i in range(0, len(lengths), NUM_SLOTS)]
+    counters = ("iteration_tokens_total_count", "generation_tokens_total")
+    static_steps, static_tokens = difference(server, lambda: list(map(send, batches)), *counters)
+    steps, tokens = difference(server, lambda: send(lengths), *counters)
+    assert tokens == static_tokens == sum(lengths)
+    assert static_steps == pytest.approx(sum(map(max, batches)), rel=0.1)
+    ends = [0] * NUM_SLOTS
+    for num_tokens in lengths:
+        heapq.heapreplace(ends, ends[0] + num_tokens)
+    assert steps == pytest.approx(max(ends), rel=0.1)
+    assert steps < 0.8 * static_steps

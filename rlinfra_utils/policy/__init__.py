@@ -1,7 +1,10 @@
-"""A tiny real policy: its task and verifier, its model, one GRPO update, the sequential loop around them."""
+"""A tiny real policy: its task and verifier, its model, one GRPO update, the sequential loop, the stale one."""
 
+from rlinfra_utils.policy.delay import Clock, DelayQueue, Group, StageCosts
+from rlinfra_utils.policy.drift import Drift, drift
 from rlinfra_utils.policy.grpo import GroupAdvantages, group_advantages, grpo_loss, kl_to_base, token_ratio
 from rlinfra_utils.policy.loop import DECODING, SequentialLoop, StepResult, answer_text, evaluate, reward_completions
+from rlinfra_utils.policy.measures import Measure, measures
 from rlinfra_utils.policy.model import (
     MAX_TOKENS,
     VOCABULARY,
@@ -13,6 +16,7 @@ from rlinfra_utils.policy.model import (
     tiny_llama,
     tokenizer_version,
 )
+from rlinfra_utils.policy.staleness import BUDGETS, LagRun, run_with_lag
 from rlinfra_utils.policy.task import (
     MAX_ANSWER_CHARS,
     REWARD_WEIGHTS,

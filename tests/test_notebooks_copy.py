@@ -20,7 +20,7 @@ def setup_source(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "source"), copy_cells())
+@pytest.mark.parametrize(("path", "source"), list(copy_cells()))
 def test_a_copy_cell_runs_after_parameters_and_imports_alone(path, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}

@@ -126,7 +126,7 @@ def test_equal_to_verl_rejection(problem, names):
     """verl `rollout_rs`: k1 = -log r; keep log a <= k1 <= log b. So "a_b" bounds the ratio by 1/b and 1/a."""
     d, mask, low, high = problem
     option, mode = names
-    low, high = low or 0.1, high or 8.0
+    low, high = low or min(0.1, high or 0.1), high or max(8.0, low or 8.0)
     if not far_from_a_bound(d, mask, mode, low, high):
         return
     k1, m = -torch.tensor(d), torch.tensor(mask)

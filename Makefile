@@ -25,7 +25,7 @@ check: $(VENV)/ready  ## the quick part: lint, static checks, unit and property 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(RUN) ci.check_notebooks
-	$(RUN) pytest -m "not slow and not model and not vllm"
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 -m "not slow and not model and not vllm"
 
 jupyter: $(VENV)/ready  ## open the series in JupyterLab
 	$(RUN) jupyter lab notebooks/00_start_here.ipynb

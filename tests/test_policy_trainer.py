@@ -112,6 +112,8 @@ def test_one_update_is_the_formula_and_adams_first_step():
     assert 0 < sum(clipped) < 7
     assert stats.clip_share == pytest.approx(sum(clipped) / 7)
     assert stats.gap == pytest.approx(sum(abs(math.log(r)) for r, _ in tokens) / 7, rel=1e-5)
+    ratios = [math.prod(r for r, _ in plain_tokens(weights, [one], [1.0])) for one in RECORDS]
+    assert stats.normalized_ess == pytest.approx(sum(ratios) ** 2 / (3 * sum(r * r for r in ratios)), rel=1e-5)
     assert stats.grad_norm == pytest.approx(np.linalg.norm(gradient), rel=1e-4)
     # Adam's first step, bias-corrected, is lr * g / (|g| + eps); the rows that no token follows stay.
     expected = weights - 1e-3 * gradient / (np.abs(gradient) + 1e-8)
@@ -133,6 +135,7 @@ def test_at_zero_lag_the_gap_is_0_the_ratio_1_and_nothing_is_clipped():
         stats = policy.Trainer(Bigram(logits)).update(records, [1.0, -1.0, 0.5])
         assert stats.gap == pytest.approx(0, abs=1e-6)
         assert stats.mean_ratio == pytest.approx(1, abs=1e-6)
+        assert stats.normalized_ess == pytest.approx(1, abs=1e-6)
         assert stats.clip_share == 0
 
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from rlinfra_utils.policy.grpo import grpo_loss, kl_to_base, token_ratio
 from rlinfra_utils.policy.ranks import ONE_RANK, OneRank, has_rows, my_rows, put_together
+from rlinfra_utils.offpolicy import normalized_ess_from_log
 from rlinfra_utils.rollouts import Rollout
 from rlinfra_utils.timers import Trace
 
@@ -51,7 +52,8 @@ class UpdateStats:
     """What one update did; loss, ratio, clip share, norm and KL are means over its optimizer steps.
 
     `clip_share` is the share of tokens whose gradient the clip cut off. `gap` is the mean |trainer -
-    behaviour| log-prob in nats before the first optimizer step: 0 at zero lag, but for arithmetic.
+    behaviour| log-prob in nats before the first optimizer step: 0 at zero lag, but for arithmetic; `normalized_ess`
+    is that of the sequence ratios then, 1 at zero lag.
     `kl` is to the base model, in nats a token; 0 without one.
     """
 
@@ -59,6 +61,7 @@ class UpdateStats:
     optimizer_step: int
     num_tokens: int
     gap: float
+    normalized_ess: float
     loss: float
     mean_ratio: float
     clip_share: float
@@ -195,7 +198,9 @@ class Trainer:
         with trace.span("logprob_recompute") as span, torch.no_grad():
             batch = collate(rollouts, self.model.get_input_embeddings().num_embeddings, device)
             logprobs = self._all_logprobs(self.model, batch)
-            gap = (logprobs - batch.behavior)[batch.mask].abs().mean().item()
+            delta = torch.where(batch.mask, logprobs - batch.behavior, 0.0)
+            gap = delta[batch.mask].abs().mean().item()
+            ess = normalized_ess_from_log(delta.sum(-1)[batch.mask.any(-1)].cpu().numpy())
             base = None if self.base_model is None else self._all_logprobs(self.base_model, batch)
             span.set(tokens=sum(len(record.policy_mask) for record in rollouts))
         advantage = torch.tensor(np.asarray(advantages), dtype=torch.float32, device=device)[:, None]
@@ -215,7 +220,7 @@ class Trainer:
         self.version += 1
         self.optimizer_step += len(steps)
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-        return UpdateStats(self.version, self.optimizer_step, int(batch.mask.sum()), gap, **means)
+        return UpdateStats(self.version, self.optimizer_step, int(batch.mask.sum()), gap, ess, **means)
 
     def _all_logprobs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         """`batch_logprobs`, each rank computing its rows."""

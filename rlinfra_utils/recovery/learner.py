@@ -103,6 +103,8 @@ class Learner:
             "correctness": correctness,
             "num_tokens": update.num_tokens,
             "gap": update.gap,
+            "normalized_ess": update.normalized_ess,
+            "clip_share": update.clip_share,
             "loss": update.loss,
             "grad_norm": update.grad_norm,
             "mean_ratio": update.mean_ratio,

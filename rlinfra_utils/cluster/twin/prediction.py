@@ -1,0 +1,140 @@
+"""The laws of a calibrated run, and any other configuration as a loop of the simulator: `Twin`, `InGroups`.
+
+Models the run's own controller object over a loop that counts groups. Leaves out where the laws come from
+(`calibration.py`). Use: `made.figures(made.predict(controller="one_step_off"))`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlinfra_utils.cluster.config import ClusterConfig
+from rlinfra_utils.cluster.twin.figures import WARMUP_UPDATES, Figures, figures
+from rlinfra_utils.doors import short
+from rlinfra_utils.simulator import Constant, Controller, Counts, LogNormal, LoopConfig, Measured, Run, simulate
+from rlinfra_utils.simulator.config import Tools
+
+#: The simulator wants a positive time even where all of it depends on how many share the core.
+_NO_TIME_S = 1e-9
+_SCALED = ("offered", "in_flight", "queued", "training", "trained", "discarded", "free_slots", "gone_at_update")
+
+
+class InGroups(Controller):
+    """A run's own controller for a loop that counts groups: it is shown rollouts, as in the run."""
+
+    def __init__(self, rule: Controller, group_size: int, at_update: str, tokens_per_step: float) -> None:
+        self.rule, self.group_size, self.at_update = rule, group_size, at_update
+        self.tokens_per_step = tokens_per_step
+
+    def _shown(self, counts: Counts) -> Counts:
+        size = self.group_size
+        shown = Counts(counts.batch * size, counts.per_version * size, size, counts.slots * size)
+        for name in Counts.__slots__:
+            if name not in ("batch", "per_version", "group_size", "slots"):
+                value = getattr(counts, name)
+                setattr(shown, name, value * size if name in _SCALED else value)
+        shown.queued_tokens = counts.queued_tokens * self.tokens_per_step
+        return shown
+
+    def may_start(self, counts):
+        """The rule's answer."""
+        return self.rule.may_start(self._shown(counts))
+
+    def may_take(self, counts):
+        """The rule's answer."""
+        return self.rule.may_take(self._shown(counts))
+
+    def judge(self, group, counts):
+        """The rule's answer."""
+        return self.rule.judge(group, self._shown(counts))
+
+
+@dataclass(frozen=True)
+class Twin:
+    """Laws of one measured run. Seconds; a "step" is one token of each rollout of a group.
+
+    `step_s` and `prefill_s`: CPU seconds of a group's answers, a straight line through the measured ones. `core_share`:
+    the part of a core that workers got while one of them was at work. `call_s`: what a call takes beside its work.
+    """
+
+    config: ClusterConfig
+    num_cores: int
+    steps: np.ndarray
+    tokens_per_step: float
+    prefill_s: float
+    step_s: float
+    core_share: float
+    call_s: np.ndarray
+    verify_s: np.ndarray
+    train_s: np.ndarray
+    train_s_per_token: float
+    sync_s: np.ndarray
+    sync_s_per_worker: float
+    checkpoint_s: float
+
+    def loop_config(self, **changes: Any) -> LoopConfig:
+        """The loop of the run's configuration with `changes`, in groups. Raises ValueError for what is not modelled."""
+        config = replace(self.config, **changes)
+        if config.engine != "hf" or config.placement != "disaggregated" or config.model != self.config.model:
+            raise ValueError(f"changes={short(changes)}: the twin models HFEngine, disaggregated, on the same model")
+        cores = min(self.num_cores, config.num_workers)
+        if config.num_workers % cores:
+            raise ValueError(f"num_workers={config.num_workers}: {cores} cores would be shared unevenly")
+        shares = config.num_workers > cores
+        step_s, prefill_s = self.step_s / self.core_share, self.prefill_s / self.core_share
+        others = (config.num_workers - self.config.num_workers) * self.sync_s_per_worker
+        return LoopConfig(
+            controller=InGroups(
+                config.make_controller(), config.group_size, config.at_update, self._tokens_per_step(config)
+            ),
+            num_replicas=cores,
+            slots_per_replica=config.num_workers // cores,
+            lengths_tokens=self._lengths(config),
+            max_tokens=config.max_new_tokens,
+            prompt_tokens=1,
+            token_s=_NO_TIME_S if shares else step_s,
+            token_s_per_active=step_s if shares else 0.0,
+            prefill_s_per_token=prefill_s,
+            tools=Tools(calls=1, call_s=Measured(self.call_s)),
+            verify_s=Measured(self.verify_s),
+            batch_rollouts=config.prompts_per_step,
+            train_s=Measured(self.train_s),
+            train_s_per_token=self.train_s_per_token * self._tokens_per_step(config),
+            sync_interval=config.sync_interval,
+            sync_s=Measured(np.maximum(0.0, self.sync_s + others)),
+            checkpoint_interval=config.save_every,
+            checkpoint_s=self.checkpoint_s,
+            num_steps=config.num_updates,
+            seed=config.seed,
+        )
+
+    def _tokens_per_step(self, config: ClusterConfig) -> float:
+        return self.tokens_per_step * config.group_size / self.config.group_size
+
+    def _lengths(self, config: ClusterConfig) -> Any:
+        if config.forced_tokens is None:
+            return Measured(self.steps)
+        if config.forced_sigma == 0:
+            return Constant(config.forced_tokens)
+        return LogNormal(config.forced_tokens, config.forced_sigma)
+
+    def predict(self, **changes: Any) -> Run:
+        """The simulated run of `loop_config(**changes)`. Raises ValueError for a loop that ends too early."""
+        run = simulate(self.loop_config(**changes))
+        if run.status != "done":
+            raise ValueError(f"changes={short(changes)}: the simulated loop is {run.status}: {run.reason}")
+        return run
+
+    def figures(self, run: Run, warmup: int = WARMUP_UPDATES) -> Figures:
+        """A simulated run in the figures that `measure` takes from a real one."""
+        steps, rows = run.steps, run.rollouts
+        ends_s = steps["trained_s"].to_numpy()
+        scale = run.config.controller.tokens_per_step
+        rows = rows[(rows["outcome"] == "trained") & (rows["taken_step"] >= warmup)]
+        lags, tokens = rows["taken_version"] - rows["start_version"], rows["tokens"]
+        queue = run.queue
+        depth = queue["rollouts"].to_numpy() / run.config.batch_rollouts
+        return figures(ends_s, steps["tokens"].to_numpy() * scale, lags, tokens, queue["time_s"], depth, warmup)

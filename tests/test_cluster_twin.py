@@ -1,0 +1,206 @@
+"""The twin: laws that are known come back from a made-up run, and predictions that have a closed form keep to it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlinfra_utils.cluster import ClusterConfig, twin
+from rlinfra_utils.cluster.twin import Figures, InGroups, Twin, compare
+from rlinfra_utils.policy import load_warm_start
+from rlinfra_utils.rollouts import Decoding, Rollout
+from rlinfra_utils.simulator import CONTROLLERS, Controller, Counts
+from rlinfra_utils.timers import Trace
+from rlinfra_utils.tracing import RunLog
+
+SIZE, GROUPS, UPDATES = 4, 3, 12
+PREFILL_S, STEP_S, CALL_S, VERIFY_S, TRAIN_S, TOKEN_S, SYNC_S = 0.02, 0.001, 0.01, 0.004, 0.3, 1e-4, 0.05
+
+
+def config(**changes):
+    values = {
+        "controller": "synchronous",
+        "num_workers": 1,
+        "prompts_per_step": GROUPS,
+        "group_size": SIZE,
+        "num_updates": UPDATES,
+        "forced_tokens": 50,
+        "max_new_tokens": 200,
+        "pin_cores": True,
+        "save_every": 1000,
+    }
+    return ClusterConfig(**(values | changes))
+
+
+def exact(**changes):
+    """A twin of constant times."""
+    values = {
+        "config": config(),
+        "num_cores": 1,
+        "steps": np.array([50.0]),
+        "tokens_per_step": float(SIZE),
+        "prefill_s": PREFILL_S,
+        "step_s": STEP_S,
+        "core_share": 1.0,
+        "call_s": np.array([CALL_S]),
+        "verify_s": np.array([VERIFY_S]),
+        "train_s": np.array([TRAIN_S]),
+        "train_s_per_token": 0.0,
+        "sync_s": np.array([SYNC_S]),
+        "sync_s_per_worker": 0.0,
+        "checkpoint_s": 0.0,
+    }
+    return Twin(**(values | changes))
+
+
+GROUP_S = PREFILL_S + 50 * STEP_S + CALL_S
+
+
+def rate(made, **changes):
+    return made.figures(made.predict(**changes)).tokens_per_s
+
+
+@pytest.mark.parametrize("core_share", [1.0, 0.5])
+def test_synchronous_on_one_worker_is_the_sum_of_its_parts(core_share):
+    cycle_s = GROUPS * ((PREFILL_S + 50 * STEP_S) / core_share + CALL_S) + VERIFY_S + TRAIN_S + SYNC_S
+    assert rate(exact(core_share=core_share)) == pytest.approx(GROUPS * SIZE * 50 / cycle_s, rel=1e-6)
+
+
+def test_two_workers_on_one_core_share_it_and_on_two_do_not():
+    # Six groups on two workers: three rounds. Sharing, both decode at half speed; calls overlap with nothing.
+    changes = {"num_workers": 2, "prompts_per_step": 6}
+    tail_s = VERIFY_S + TRAIN_S + SYNC_S
+    apart_s = 3 * GROUP_S + VERIFY_S + tail_s  # the two that end together are verified one after the other
+    assert rate(exact(num_cores=2), **changes) == pytest.approx(6 * SIZE * 50 / apart_s, rel=1e-6)
+    shared_s = 3 * (2 * (PREFILL_S + 50 * STEP_S) + CALL_S) + VERIFY_S + tail_s
+    assert rate(exact(), **changes) == pytest.approx(6 * SIZE * 50 / shared_s, rel=0.01)
+
+
+def test_one_step_off_is_as_slow_as_its_slower_side():
+    made = exact(train_s=np.array([2.0]))
+    figures = made.figures(made.predict(controller="one_step_off"))
+    assert figures.tokens_per_s == pytest.approx(GROUPS * SIZE * 50 / (2.0 + SYNC_S), rel=1e-6)
+    assert figures.lag_shares == (0.0, 1.0)
+    assert figures.lag_mean == 1.0
+    assert figures.queue_p95_batches == 1.0
+
+
+def test_the_rule_sees_rollouts_where_the_loop_counts_groups():
+    seen = []
+
+    class Look(Controller):
+        def may_start(self, counts):
+            seen.append(counts)
+            return True
+
+    counts = Counts(GROUPS, 2 * GROUPS, 1, 5)
+    counts.step, counts.version, counts.queued, counts.offered, counts.queued_tokens = 7, 3, 2, 11, 100
+    counts.oldest_queued_version = 2
+    assert InGroups(Look(), SIZE, "finish", 3.5).may_start(counts)
+    shown = seen[0]
+    assert (shown.batch, shown.per_version, shown.group_size, shown.slots) == (12, 24, 4, 20)
+    assert (shown.queued, shown.offered, shown.queued_tokens) == (8, 44, 350)
+    assert (shown.step, shown.version, shown.oldest_queued_version, shown.oldest_queued_s) == (7, 3, 2, math.inf)
+
+
+def test_variation_is_half_the_absolute_differences():
+    a, b = Figures(108.0, 1.0, (0.5, 0.5), 1.0), Figures(100.0, 1.2, (0.2, 0.5, 0.3), 2.5)
+    found = compare(a, b)
+    assert found["tokens_per_s"] == pytest.approx(1.08)
+    assert found["lag_mean"] == pytest.approx(-0.2)
+    assert found["lag_variation"] == pytest.approx(0.3)
+    assert found["queue_p95_batches"] == pytest.approx(-1.5)
+    assert found["missed"] == "lag_variation, queue_p95_batches"
+
+
+def made_run(folder, of):
+    """A run folder of a synchronous run that never was: every time in it is known."""
+    model_eos = load_warm_start()[1].eos_token_id
+    log, trace, rng = RunLog(folder, of.run_id, "main", of.to_json()), Trace(), np.random.default_rng(5)
+    now_s, unix_s = 100.0, 1_800_000_000.0
+    for step in range(UPDATES):
+        records, total = [], 0
+        for number in range(GROUPS):
+            steps = int(rng.integers(20, 80))
+            total += steps * SIZE
+            cpu_s, name = PREFILL_S + steps * STEP_S, f"s{step}-p{number}"
+            # The core is ours for four fifths of the time.
+            trace.add(
+                "decode", now_s, now_s + cpu_s / 0.8, track="worker0", tokens=steps * SIZE, steps=steps, cpu_s=cpu_s
+            )
+            trace.add("answer_call", now_s, now_s + cpu_s / 0.8 + CALL_S, actor_s=cpu_s / 0.8)
+            now_s += cpu_s / 0.8 + CALL_S
+            trace.add("verify_call", now_s, now_s + VERIFY_S)
+            records += [record(of, f"{name}-g{i}", step, steps, model_eos) for i in range(SIZE)]
+        now_s += VERIFY_S
+        log.event("queue", time_unix_s=unix_s + now_s - 0.001, depth_rollouts=GROUPS * SIZE, depth_tokens=total)
+        log.event("queue", time_unix_s=unix_s + now_s, depth_rollouts=0, depth_tokens=0)
+        train_s = TRAIN_S + TOKEN_S * total
+        trace.add("train_call", now_s, now_s + train_s, tokens=total, step=step)
+        now_s += train_s
+        log.rollouts(records, name=f"b{step}")
+        ids = [one.sample_id for one in records]
+        log.batch(f"b{step}", step + 1, ids, step, step + 1, time_unix_s=unix_s + now_s)
+        trace.add("sync_call", now_s, now_s + SYNC_S, step=step + 1)
+        trace.add("load_weights", now_s, now_s + 0.01, track="worker0", cpu_s=0.004)
+        trace.add("prove_weights", now_s + 0.02, now_s + 0.03, track="worker0", cpu_s=0.006)
+        now_s += SYNC_S
+    trace.to_perfetto(folder / "trace.json")
+
+
+def record(of, sample_id, version, num_tokens, eos_token_id):
+    return Rollout(
+        run_id=of.run_id,
+        branch_id="main",
+        sample_id=sample_id,
+        group_id=sample_id.rsplit("-", 1)[0],
+        prompt_tokens=[1],
+        response_tokens=[3] * num_tokens,
+        response_length=num_tokens,
+        policy_version=version,
+        eos_token_id=eos_token_id,
+        decoding=Decoding(temperature=1.0),
+    )
+
+
+def test_calibration_finds_the_times_that_were_put_in(tmp_path):
+    of = config(forced_sigma=0.4)
+    made_run(tmp_path, of)
+    found = twin.calibrate(tmp_path)
+    assert found.prefill_s == pytest.approx(PREFILL_S, rel=1e-6)
+    assert found.step_s == pytest.approx(STEP_S, rel=1e-6)
+    assert found.core_share == pytest.approx(0.8, rel=1e-6)
+    assert found.tokens_per_step == SIZE
+    assert found.call_s == pytest.approx(CALL_S, rel=1e-6)
+    assert found.train_s == pytest.approx(TRAIN_S, rel=1e-6)
+    assert found.train_s_per_token == pytest.approx(TOKEN_S, rel=1e-6)
+    assert found.sync_s == pytest.approx(SYNC_S, rel=1e-6)
+    assert found.sync_s_per_worker == pytest.approx(0.01, rel=1e-6)
+    measured = twin.measure(tmp_path)
+    assert measured.lag_shares == (1.0,)
+    predicted = found.figures(replace(found, config=replace(of, forced_tokens=None)).predict())
+    # The made-up lengths are drawn from 20 to 79; nine batches of them vary by some percent.
+    assert predicted.tokens_per_s == pytest.approx(measured.tokens_per_s, rel=0.1)
+    assert predicted.lag_shares == (1.0,)
+
+
+def test_what_the_twin_does_not_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^num_workers=3: 2 cores"):
+        exact(num_cores=2).predict(num_workers=3)
+    with pytest.raises(ValueError, match=r"^changes=.*HFEngine"):
+        exact().predict(engine="vllm")
+    made_run(tmp_path / "loose", config(pin_cores=False))
+    with pytest.raises(ValueError, match=r"^pin_cores=False"):
+        twin.calibrate(tmp_path / "loose")
+    RunLog(tmp_path / "bare", "run0", "main", config().to_json())
+    with pytest.raises(ValueError, match="has no trace"):
+        twin.calibrate(tmp_path / "bare")
+    with pytest.raises(ValueError, match="0 updates; needs at least"):
+        twin.measure(tmp_path / "bare")
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_every_rule_can_be_predicted(name):
+    run = exact(train_s=np.array([0.1])).predict(controller=name)
+    assert len(run.steps) == UPDATES

@@ -1,0 +1,63 @@
+"""Real vLLM servers as rollout engines; one of them killed in the middle."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlinfra_utils.cluster import ClusterConfig, run
+from rlinfra_utils.levels import detect
+from rlinfra_utils.tracing import read_run
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.vllm
+
+
+def servers():
+    """Process ids of vLLM's API servers."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"vllm.entrypoints" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(detect().vllm_python is None, reason="no vLLM environment: make vllm")
+def test_a_vllm_server_killed_in_the_middle(tmp_path):
+    before, killed = set(servers()), []
+
+    def watch(loop):
+        if not killed and loop.book.counts.step >= 2 and loop.crew.members["worker0"].ready:
+            killed.extend(set(servers()) - before)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    config = ClusterConfig(
+        engine="vllm",
+        num_workers=1,
+        groups_at_once=2,
+        controller="bounded_queue",
+        controller_options={"max_rollouts": 32},
+        prompts_per_step=4,
+        group_size=4,
+        num_updates=5,
+        save_every=5,
+        digits=2,
+        max_new_tokens=8,
+    )
+    outcome = run(config, tmp_path / "run", watch=watch)
+    assert (outcome.status, outcome.restarts) == ("done", 1)
+    assert killed
+    found = read_run(tmp_path / "run")
+    assert found.problems == []
+    ids = [name for names in found.batches["rollout_ids"] for name in names]
+    assert len(ids) == len(set(ids)) == 5 * config.batch_rollouts
+    died = found.events[found.events["kind"] == "worker_died"]
+    assert list(died["worker"]) == ["worker0"]
+    syncs = found.events[found.events["kind"] == "weight_sync"]
+    assert max(gap for gaps in syncs["zero_lag_gap_nats"] for gap in gaps) < 1e-4
+    assert set(servers()) <= before

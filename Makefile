@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 # Threads that wait should sleep: on a shared machine, spinning ones cost more than the work.
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: lab test check jupyter level-b bench model vllm colab clean help
+.PHONY: lab test check jupyter level-b level-c bench model vllm colab clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,9 +15,10 @@ lab: $(VENV)/ready  ## run the level-A series; pages in build/lab/index.html
 	$(RUN) ci.run_series --level A --out build/lab
 
 test: check model vllm  ## all that CI runs
-	$(RUN) pytest -m "slow or model or vllm"
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile -m "slow and not model and not vllm"
+	$(RUN) pytest -m "model or vllm"
 	$(RUN) ci.run_series --level A --out build/lab
-	$(RUN) pytest -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=120 notebooks
+	$(RUN) pytest -n 2 --dist loadfile -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=120 notebooks
 	$(RUN) ci.run_series --level B --out build/level-b
 	$(RUN) ci.colab
 
@@ -32,6 +33,10 @@ jupyter: $(VENV)/ready  ## open the series in JupyterLab
 
 level-b: model vllm  ## run the series with the real 135M model and a vLLM server, and store its results
 	$(RUN) ci.run_series --level B --out build/level-b --keep-results
+
+level-c: $(VENV)/ready  ## run the loop on Ray: two workers, two trainer ranks, all on this machine
+	rm -rf build/level-c
+	$(RUN) rlinfra_utils.cluster --out build/level-c --trainers 2 --workers 2 --updates 30
 
 bench: $(VENV)/ready  ## measure the bars of the design
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(RUN) benchmarks.$$(basename $$file .py) || exit 1; done

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlinfra_utils.offpolicy import normalized_ess_from_log
 from rlinfra_utils.policy.grpo import grpo_loss, kl_to_base, token_ratio
 from rlinfra_utils.policy.ranks import ONE_RANK, OneRank, has_rows, my_rows, put_together
-from rlinfra_utils.offpolicy import normalized_ess_from_log
 from rlinfra_utils.rollouts import Rollout
 from rlinfra_utils.timers import Trace
 

@@ -68,6 +68,7 @@ def quiet_latest(folder):
         return latest(folder, few(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("damaged", [False, True], ids=["absent", "replaces a damaged one"])
 def test_death_at_each_call_in_turn(tmp_path, before, damaged):

@@ -80,6 +80,7 @@ class Conservation:
         self.now_s, self.last = counts.now_s, only_grow
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(config=configs())
 def test_nothing_is_lost_at_any_event(config):

@@ -151,6 +151,7 @@ def test_mm1_wait(load):
     within(waits(config, "verifier"), pipeline.mm1_wait_s(1, load))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_md1_wait(load):
     config = replace(POISSON, verify_s=Constant(load), train_s=0)
@@ -158,6 +159,7 @@ def test_md1_wait(load):
     within(waits(replace(POISSON, train_s=load), "queue"), pipeline.md1_wait_s(1, load))  # the trainer is a server too
 
 
+@pytest.mark.slow
 def test_mg1_wait_with_a_heavy_tail():
     law = LogNormal(0.4, 0.8)
     scv = np.expm1(0.8**2)

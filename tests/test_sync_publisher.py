@@ -256,6 +256,7 @@ def publish_dying_at_call(folder, number, before):
         publisher.publish(weights(2), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_death_at_each_call_in_turn(tmp_path, before):
     """SIGKILL at every instant between two calls that change the disk; the next publisher sets all replicas right."""

@@ -14,6 +14,7 @@ QUEUE_RULE = [rule for rule in RULES if rule.name == "queue_growth"]
 ONSET_UNIX_S = T0_UNIX_S + ONSET * STEP_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("incident", INCIDENTS)
 def test_a_rule_fires_on_its_own_incident_and_no_other_does(tmp_path, incident):
     make_run(tmp_path / "run", seed=1, incident=incident)
@@ -44,6 +45,7 @@ def test_no_rule_fires_on_a_clean_run(tmp_path, seed):
     assert found.unjudged == {}
 
 
+@pytest.mark.slow
 def test_a_jump_that_comes_with_a_change_of_configuration_says_so(tmp_path):
     changed = CONFIG | {"max_new_tokens": 400}
     make_run(tmp_path / "run", seed=1, incident="length", changed_config=changed)
@@ -110,6 +112,7 @@ def drifting(seed, correlation, num):
     return np.maximum(40 + 10 * math.sqrt(1 - correlation**2) * np.array(noise), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("correlation", "most"), [(0.0, 0), (0.8, 0), (0.9, 2)])
 def test_a_queue_that_drifts_is_seldom_taken_for_one_that_grows(tmp_path, correlation, most):
     fired = [alerts(queue_run(tmp_path / str(s), drifting(s, correlation, 400)), QUEUE_RULE) for s in range(40)]

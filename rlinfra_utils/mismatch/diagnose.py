@@ -15,7 +15,7 @@ import numpy as np
 
 from rlinfra_utils.mismatch import origin, positions, processing
 from rlinfra_utils.mismatch._judging import MIN_FIT_TOKENS, NOISE_FACTOR, is_exact, judge
-from rlinfra_utils.mismatch.case import Case
+from rlinfra_utils.mismatch.case import TYPICAL_LARGEST, Case
 from rlinfra_utils.mismatch.compare import SAME_MEAN
 from rlinfra_utils.mismatch.evidence import Evidence
 from rlinfra_utils.mismatch.findings import CAUSES, STATUSES, Diagnosis, Finding
@@ -92,10 +92,10 @@ def _without_logits(case: Case) -> Iterator[Finding]:
         yield Finding("temperature_after_softmax", "suspected" if is_hot and knows else "not excluded", text)
     elif decoding is None or decoding.temperature != 1.0:
         yield Finding("temperature", "not excluded", "a temperature on one side is tested on logits")
-    times = case.gap / case.noise
+    times = max(case.gap / case.noise, float(np.abs(delta).max()) / TYPICAL_LARGEST)
     is_biased = abs(delta.mean()) > 0.5 * case.gap
     status = "ruled out" if is_biased else "suspected" if times <= NOISE_FACTOR else "not excluded"
-    text = f"mean |delta| is {times:.2g} times that of a bfloat16 engine, mean {delta.mean():+.2g}"
+    text = f"mean or largest |delta| is {times:.2g} times that of a bfloat16 engine, mean {delta.mean():+.2g}"
     yield Finding("precision", status, text, case.gap, float(np.abs(delta).max()))
 
 

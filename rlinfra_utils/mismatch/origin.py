@@ -120,7 +120,8 @@ def lag(case: Case) -> Iterator[Finding]:
     num_tokens = np.bincount(case.rows)
     sums = np.bincount(case.rows, weights=case.delta)[num_tokens > 0]
     geometric = sums / num_tokens[num_tokens > 0]
-    if case.gap <= _SMALL_TOKEN and np.abs(sums).max() >= _LARGE_SEQUENCE:
+    is_each_small = case.lag.any() or np.abs(case.delta).max() < _LARGE_SEQUENCE
+    if case.gap <= _SMALL_TOKEN and is_each_small and np.abs(sums).max() >= _LARGE_SEQUENCE:
         longest = int(np.abs(sums).argmax())
         text = f"sequence ratio {np.exp(sums[longest]):.4g}, geometric mean {np.exp(geometric[longest]):.6g} a token"
         settled = case.lag.any() or (case.logits is None and not is_never_above(case))

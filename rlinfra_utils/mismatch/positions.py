@@ -6,6 +6,7 @@ uses them where they are. Leaves out differences spread over all tokens (`proces
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,16 +15,22 @@ import numpy as np
 from rlinfra_utils.mismatch._judging import ACCEPT_SHARE, judge
 from rlinfra_utils.mismatch.case import Case
 from rlinfra_utils.mismatch.compare import SAME_MAX
-from rlinfra_utils.mismatch.distributions import token_logprobs
+from rlinfra_utils.mismatch.distributions import FULL_SOFTMAX, token_logprobs
 from rlinfra_utils.mismatch.findings import Finding
 from rlinfra_utils.rollouts import Decoding
 
-#: A token stands out when its |delta| is this many times the median; the tests look for few that do.
+#: A token stands out when its difference in logits is this many times the median; the tests look for few that do.
 _OUTLIER_FACTOR = 10.0
-_MAX_OUTLIER_SHARE = 0.34
+_MAX_OUTLIER_SHARE = 0.49
 _MIN_PAIRS = 3
 _SHARDS = (*range(2, 17), 32, 64)
 _MIN_SHARD_TOKENS = 4
+#: F-score of a grid of boundaries: where text repeats, a wrong label is often the right one, so precision weighs more.
+_MIN_GRID_SCORE, _GRID_BETA = 0.6, 0.25
+#: One boundary of three or more holds at most this share of the outliers at boundaries.
+_MAX_AT_ONE_BOUNDARY = 0.7
+#: Largest chance that as many outliers fall on the boundaries of some grid without a cause.
+_MAX_GRID_CHANCE = 0.001
 #: A placeholder leaves at most this share of the difference once its tokens are set aside.
 _SENTINEL_LEFT_SHARE = 0.1
 _MIN_SIDE_TOKENS = 6
@@ -33,8 +40,8 @@ _MIN_CONTRAST = 8.0
 def tests(case: Case) -> Iterator[Finding]:
     """Findings of every test of places."""
     yield shift(case)
-    yield sentinel(case)
     outliers = _outliers(case)
+    yield sentinel(case, outliers)
     if outliers is None:
         for cause in ("mask", "shard_boundary"):
             yield Finding(cause, "ruled out", "the difference is not one of a few tokens")
@@ -69,7 +76,7 @@ def shift(case: Case) -> Finding:
     return judge(case, "shift", residual, text)
 
 
-def sentinel(case: Case) -> Finding:
+def sentinel(case: Case, outliers: np.ndarray | None) -> Finding:
     """One value, repeated to the last bit, at the tokens that differ: a placeholder."""
     size = np.abs(case.delta)
     best = Finding("sentinel", "ruled out", "no value is repeated where the log-probs differ")
@@ -80,10 +87,13 @@ def sentinel(case: Case) -> Finding:
         likeliest = int(np.bincount(group, weights=size).argmax())
         value, is_it = distinct[likeliest], group == likeliest
         is_lone = counts[likeliest] == 1 and value.is_integer() and value != 0
-        if not is_lone and np.ptp(others[is_it]) <= SAME_MAX:
-            continue
         left = size[~is_it]
-        if size[is_it].mean() <= SAME_MAX or left.sum() > _SENTINEL_LEFT_SHARE * size.sum():
+        is_odd = value.is_integer() and left.size > 0
+        if not is_lone and not is_odd and np.ptp(others[is_it]) <= SAME_MAX:
+            continue
+        is_all_of_it = left.sum() <= _SENTINEL_LEFT_SHARE * size.sum()
+        stands_out = outliers is not None and counts[likeliest] >= _MIN_PAIRS and outliers[is_it].all()
+        if size[is_it].mean() <= SAME_MAX or not (is_all_of_it or stands_out):
             continue
         text = f"{name} log-prob is {value:g} at {counts[likeliest]} of {len(values)} tokens"
         left_out = int(is_it.sum())
@@ -94,14 +104,23 @@ def sentinel(case: Case) -> Finding:
 
 def filled_with_zeros(case: Case) -> Finding | None:
     """Log-probs of 0.0 at every token where decoding is not greedy: a field that was never filled."""
-    if case.decoding is not None and case.decoding.temperature == 0:
+    if (case.decoding is not None and case.decoding.temperature == 0) or _is_certain(case):
         return None
     for name, values in (("behaviour", case.behavior_logprobs), ("trainer", case.trainer[case.mask])):
         if (values == 0.0).all():
-            also = "" if case.decoding else "; greedy decoding would say so too, and no decoding is recorded"
+            also = "" if case.decoding else "; greedy decoding, or a filter that keeps one token, would say so too"
             text = f"{name} log-prob is 0.0 at each of {len(values)} tokens{also}"
-            return Finding("sentinel", "confirmed" if len(values) > 1 else "suspected", text, num_left_out=len(values))
+            status = "confirmed" if len(values) > 1 and case.decoding else "suspected"
+            return Finding("sentinel", status, text, num_left_out=len(values))
     return None
+
+
+def _is_certain(case: Case) -> bool:
+    """Whether log-probs of 0.0 are right: by these logits and this decoding no other token could have been drawn."""
+    if case.logits is None:
+        return False
+    processed = token_logprobs(case.scores, case.ids, case.decoding or FULL_SOFTMAX)
+    return bool(np.abs(processed).max() <= SAME_MAX)
 
 
 def mask_edges(case: Case, outliers: np.ndarray) -> Finding:
@@ -115,35 +134,50 @@ def mask_edges(case: Case, outliers: np.ndarray) -> Finding:
         at_edge[mine[:first]] = True
         if len(tail) <= 2 or len(np.unique(case.ids[tail])) == 1:
             at_edge[tail] = True
-    if not at_edge.any() or at_edge.sum() < ACCEPT_SHARE * outliers.sum():
+    size = np.abs(case.delta)
+    if size[at_edge].sum() <= ACCEPT_SHARE * size[outliers].sum():
         return Finding("mask", "ruled out", "the tokens that differ are not at the ends of answers")
     text = f"{at_edge.sum()} tokens at the ends of {len(np.unique(case.rows[at_edge]))} answers hold the difference"
-    return judge(case, "mask", case.delta[~at_edge], text, int(at_edge.sum()))
+    return judge(case, "mask", case.delta[~at_edge], text, int(at_edge.sum()), reaches_noise=True)
 
 
 def shard_boundary(case: Case, outliers: np.ndarray) -> Finding:
     """The tokens that differ stand at multiples of tokens / shards, or one before."""
     best_score, best, text = 0.0, None, ""
     length = case.mask.shape[1]
-    for shards in _SHARDS:
-        size = -(-length // shards)
-        if size < _MIN_SHARD_TOKENS:
-            break
+    sizes = {shards: -(-length // shards) for shards in _SHARDS if length / shards > _MIN_SHARD_TOKENS - 1}
+    for shards, size in sizes.items():
         for offset, side in ((0, "first"), (-1, "last")):
             here = ((case.positions - offset) % size == 0) & (case.positions - offset > 0)
-            hits = (here & outliers).sum()
-            score = 2 * hits / max(here.sum() + outliers.sum(), 1)
-            if hits >= 2 and score > best_score:
+            score = _grid_score(case, outliers, here, 2 * len(sizes))
+            if score > best_score:
                 best_score, best, text = score, here, f"{side} tokens of {shards} shards of {size} tokens"
-    if best is None or best_score < 0.6:
+    if best is None or best_score < _MIN_GRID_SCORE:
         return Finding("shard_boundary", "ruled out", "the tokens that differ follow no shard boundary")
     return judge(case, "shard_boundary", case.delta[~best], text, int(best.sum()))
 
 
+def _grid_score(case: Case, outliers: np.ndarray, here: np.ndarray, num_grids: int) -> float:
+    """F-score of the boundary tokens `here` as the place of the difference; 0 where chance would do as well."""
+    hit = here & outliers
+    num_hits, num_outliers = int(hit.sum()), int(outliers.sum())
+    if num_hits < 2:
+        return 0.0
+    log_ways = math.lgamma(num_outliers + 1) - math.lgamma(num_hits + 1) - math.lgamma(num_outliers - num_hits + 1)
+    log_chance = math.log(num_grids) + log_ways + num_hits * math.log(here.mean())
+    num_boundaries = len(np.unique(case.positions[here]))
+    most = np.bincount(case.positions[hit]).max()
+    is_spread = num_boundaries < 3 or most <= _MAX_AT_ONE_BOUNDARY * num_hits
+    if log_chance > math.log(_MAX_GRID_CHANCE) or not is_spread:
+        return 0.0
+    size = np.abs(case.delta)
+    precision, recall = size[here].sum() / size.sum(), num_hits / here.sum()
+    return (1 + _GRID_BETA**2) * precision * recall / (_GRID_BETA**2 * precision + recall)
+
+
 def divergence(case: Case) -> Iterator[Finding]:
     """Answers that agree up to one token and differ from it on: the context was another one from there."""
-    sensitivity = 1.0 - np.exp(np.minimum(case.trainer[case.mask], 0.0)) + 1e-3
-    size = np.abs(case.delta) / sensitivity
+    size = _in_logits(case)
     left, num_after, places, num_answers = [], 0, [], 0
     for answer in np.unique(case.rows):
         mine = np.flatnonzero(case.rows == answer)
@@ -177,6 +211,12 @@ def _change_point(size: np.ndarray) -> int:
 
 def _outliers(case: Case) -> np.ndarray | None:
     """Tokens that stand out, shape (n,); None where there are none or too many to be a few places."""
-    size = np.abs(case.delta)
-    outliers = size > max(SAME_MAX, _OUTLIER_FACTOR * float(np.median(size)))
+    size = _in_logits(case)
+    outliers = (np.abs(case.delta) > SAME_MAX) & (size > _OUTLIER_FACTOR * float(np.median(size)))
     return outliers if 0 < outliers.mean() <= _MAX_OUTLIER_SHARE else None
+
+
+def _in_logits(case: Case) -> np.ndarray:
+    """|delta| over the most that a unit of a logit moves either log-prob, shape (n,): noise is alike at all tokens."""
+    less_likely = np.minimum(case.trainer[case.mask], case.behavior_logprobs)
+    return np.abs(case.delta) / (1.0 - np.exp(less_likely) + 1e-3)

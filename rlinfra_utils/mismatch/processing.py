@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rlinfra_utils.mismatch._judging import CONFIRM_SHARE, MIN_FIT_TOKENS, NOISE_FACTOR, is_exact, judge
+from rlinfra_utils.mismatch._judging import CONFIRM_SHARE, MIN_FIT_TOKENS, NOISE_FACTOR, is_exact, judge, judge_fit
 from rlinfra_utils.mismatch.case import Case
 from rlinfra_utils.mismatch.compare import SAME_MEAN
 from rlinfra_utils.mismatch.distributions import FULL_SOFTMAX, descending, renormalized, token_logprobs
@@ -77,7 +77,7 @@ def temperature(case: Case, trainer: float) -> Finding:
     side = f"behaviour {best:.4g}, trainer {trainer:.4g}"
     if best == 0:
         side += " (greedy: its log-probs are 0)"
-    return judge(case, "temperature", tried[best], side)
+    return judge_fit(case, "temperature", tried[best], side)
 
 
 def after_softmax(case: Case, trainer: float) -> Finding:
@@ -92,7 +92,7 @@ def after_softmax(case: Case, trainer: float) -> Finding:
         text = f"no divisor but 1 fits {used.sum()} tokens or is recorded; the trainer is at {trainer:.4g}"
         return Finding("temperature_after_softmax", "not excluded", text)
     value = min(values, key=lambda t: _size(raw / t - behavior))
-    return judge(case, "temperature_after_softmax", raw / value - behavior, f"raw log-prob / {value:.4g}")
+    return judge_fit(case, "temperature_after_softmax", raw / value - behavior, f"raw log-prob / {value:.4g}")
 
 
 def wrong_entry(case: Case) -> Finding:
@@ -113,17 +113,19 @@ def truncation(case: Case) -> Finding:
         options = _fit_filters(case)
     if not options:
         return Finding("truncation", "not excluded", f"{len(case.ids)} tokens are too few to fit a filter")
-    best, best_residual, lost = None, np.array([np.inf]), 0
+    best, best_residual, best_kept = None, np.array([np.inf]), None
     for option in options:
         recomputed = token_logprobs(case.scores, case.ids, option)
         kept = np.isfinite(recomputed)
         residual = recomputed[kept] - case.behavior_logprobs[kept]
         if kept.mean() >= 1 - _MAX_LOST_SHARE and _size(residual) < _size(best_residual):
-            best, best_residual, lost = option, residual, int((~kept).sum())
+            best, best_residual, best_kept = option, residual, kept
     if best is None:
         return Finding("truncation", "ruled out", "sampled tokens lie outside every kept set tried", np.inf, np.inf)
-    how = "recorded" if best is recorded else "fitted"
-    return judge(case, "truncation", best_residual, f"{how} {_describe(best)}", lost)
+    before, num_lost = case.delta[best_kept], int((~best_kept).sum())
+    if best is recorded:
+        return judge(case, "truncation", best_residual, f"recorded {_describe(best)}", num_lost, _size(before))
+    return judge_fit(case, "truncation", best_residual, f"fitted {_describe(best)}", num_lost, before)
 
 
 def precision(case: Case) -> Finding:

@@ -245,33 +245,6 @@ def test_a_paused_server_answers_after_resume(server, prompts, home):
     assert {c.policy_version for c in found[0].completions} == {1}
 
 
-@pytest.mark.parametrize(
-    ("in_flight", "reset_cache"), [("wait", True), ("abort", True), ("keep", True), ("keep", False)]
-)
-def test_requests_in_flight_at_a_load_record_their_versions(server, home, models, prompts, in_flight, reset_cache):
-    """24 completions on 16 slots: at the load some are running and some are waiting for a slot."""
-    started = server.metrics()["vllm:generation_tokens_total"]
-    thread, found = in_background(lambda: server.generate(prompts, LONG, n=8, seed=1))
-    while server.metrics()["vllm:generation_tokens_total"] < started + 100:
-        time.sleep(0.01)
-    server.load(home / "new", 1, reset_cache, in_flight)
-    thread.join(60)
-    assert server.version == 1
-    versions = []
-    for completion in found[0].completions:
-        spans = completion.version_spans
-        versions.append([span.version for span in spans])
-        assert (completion.stop_reason == "abort") == (in_flight == "abort")
-        assert (len(completion.tokens) < 220) == (in_flight == "abort")
-        assert completion.policy_version == (spans[0].version if spans else -1)
-        for span in spans:
-            gap_nats = gap(models["new" if span.version else "old"], [completion], part=slice(span.start, span.end))
-            is_mixture = in_flight == "keep" and not reset_cache and span.version == 1 and span.start > 0
-            assert gap_nats > 10 * EXACT if is_mixture else gap_nats < EXACT  # new weights on keys of the old ones
-    assert {"wait": [0], "abort": [0], "keep": [0, 1]}[in_flight] in versions
-    assert in_flight == "keep" or [0, 1] not in versions
-
-
 def test_what_the_server_refuses_is_one_line(server):
     with pytest.raises(EngineError, match=r"refused /inference/v1/generate with 400.*256") as caught:
         server.generate([[3] * 300], FREE)

@@ -1,14 +1,12 @@
-"""One group of a cluster run: which prompt, which names, which seed; its answers as records; their rewards.
+"""One group of a cluster run: which prompt, which names, which seed; its answers as records.
 
 Models: addition problems numbered through all epochs; a group that was lost is asked again under a name of its own.
 Leaves out who answers when (`book.py`). Use: `task = Dataset(config).task(index, attempt, branch)`;
-`records = answer(engine, tokenizer, config, task, branch)`; `rewarded = reward(records, task, tokenizer)`.
+`records, generation = answer(engine, tokenizer, config, task, branch)`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from rlinfra_utils import policy
 from rlinfra_utils.checkpoint import DataPosition, dataset_fingerprint
 from rlinfra_utils.cluster.config import TINY, ClusterConfig
 from rlinfra_utils.engines import load_small_model
-from rlinfra_utils.rollouts import STOP_REASONS, Rollout
+from rlinfra_utils.rollouts import Rollout
 
 _LENGTHS = 1  # number of the random stream of forced lengths, beside the prompts' seeds
 
@@ -80,52 +78,8 @@ def model_folder(model: str) -> Path:
 
 def answer(engine: Any, tokenizer: Any, config: ClusterConfig, task: Task, branch_id: str) -> tuple[list[Rollout], Any]:
     """The group's records, without reward, and the engine's `Generation` that they come from."""
-    prompt_tokens, started_s = tokenizer(task.text).input_ids, time.time()
     decoding = config.decoding.model_copy(update={"max_new_tokens": task.max_new_tokens})
     seed = int(np.random.SeedSequence([config.seed, task.index, task.attempt]).generate_state(1)[0])
-    generation = engine.generate([prompt_tokens], decoding, n=config.group_size, seed=seed)
-    shared = {
-        "run_id": config.run_id,
-        "branch_id": branch_id,
-        "prompt_id": task.prompt_id,
-        "group_id": task.group_id,
-        "prompt_tokens": prompt_tokens,
-        "eos_token_id": tokenizer.eos_token_id,
-        "decoding": decoding,
-        "tokenizer_version": policy.tokenizer_version(tokenizer),
-        "chat_template_version": policy.chat_template_version(tokenizer),
-        "engine": type(engine).__name__,
-        "num_retries": task.attempt,
-        "started_s": started_s,
-        "finished_s": time.time(),
-    }
-    names = (f"{task.group_id}-g{number:02d}" for number in range(config.group_size))
-    return [_record(shared, name, one) for name, one in zip(names, generation.completions)], generation
-
-
-def _record(shared: dict[str, Any], sample_id: str, completion: Any) -> Rollout:
-    num_tokens = len(completion.tokens)
-    spans = getattr(completion, "version_spans", [])
-    by_version = {"version_spans": spans} if len(spans) > 1 else {"policy_version": completion.policy_version}
-    return Rollout(
-        **shared,
-        **by_version,
-        sample_id=sample_id,
-        engine_prompt_tokens=completion.prompt_tokens,
-        response_tokens=completion.tokens,
-        policy_mask=[0] * len(completion.prompt_tokens) + [1] * num_tokens,
-        behavior_logprobs=completion.behavior_logprobs,
-        response_length=num_tokens,
-        stop_reason=completion.stop_reason,
-        truncated=STOP_REASONS[completion.stop_reason],
-    )
-
-
-def reward(records: Iterable[Rollout], task: Task, tokenizer: Any) -> list[Rollout]:
-    """The group's records with the verifier's reward and version."""
-    rewarded = []
-    for record in records:
-        text = policy.answer_text(record.response_tokens, tokenizer)
-        parts = policy.verify(text, task.answer, truncated=record.truncated is not False)
-        rewarded.append(record.model_copy(update={"reward": parts, "verifier_version": policy.VERIFIER_VERSION}))
-    return rewarded
+    names = [f"{task.group_id}-g{number:02d}" for number in range(config.group_size)]
+    fields = {"run_id": config.run_id, "branch_id": branch_id, "prompt_id": task.prompt_id, "group_id": task.group_id}
+    return policy.answer_prompt(engine, tokenizer, task.text, decoding, names, seed, **fields, num_retries=task.attempt)

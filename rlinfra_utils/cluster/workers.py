@@ -21,7 +21,7 @@ import torch
 from rlinfra_utils import policy, rollouts, sync
 from rlinfra_utils.cluster.config import ClusterConfig
 from rlinfra_utils.cluster.machine import Place
-from rlinfra_utils.cluster.tasks import Task, answer, load_model, model_folder, reward
+from rlinfra_utils.cluster.tasks import Task, answer, load_model, model_folder
 from rlinfra_utils.engines import HFEngine, VLLMServer
 from rlinfra_utils.rollouts import Decoding, Rollout
 from rlinfra_utils.sync.manifest import read_pointer
@@ -148,7 +148,7 @@ class Verifier:
     def judge(self, records: list[Rollout], task: Task, current_version: int) -> tuple[Judged, list[Rollout]]:
         """The group with its rewards; refused as a whole if the contract accepts not every record of it."""
         with self.place.span("verifier", group=task.group_id):
-            records = reward(records, task, self.tokenizer)
+            records = policy.reward_records(records, task.answer, self.tokenizer)
             demands = {"current_version": current_version, "partial_rollouts": True}
             verdicts = [rollouts.validate(record, **demands) for record in records]
             refused = [verdict for verdict in verdicts if verdict.status != "accept"]

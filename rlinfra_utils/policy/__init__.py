@@ -16,6 +16,7 @@ from rlinfra_utils.policy.model import (
     tiny_llama,
     tokenizer_version,
 )
+from rlinfra_utils.policy.records import answer_prompt, reward_records
 from rlinfra_utils.policy.staleness import BUDGETS, LagRun, run_with_lag
 from rlinfra_utils.policy.task import (
     MAX_ANSWER_CHARS,

@@ -17,14 +17,14 @@ from typing import Any
 
 import pandas as pd
 
-from rlinfra_utils import checkpoint
+from rlinfra_utils import checkpoint, policy
 from rlinfra_utils.doors import short, whole
 from rlinfra_utils.engines import HFEngine
 from rlinfra_utils.policy import load_warm_start
 from rlinfra_utils.recovery.config import RunConfig
 from rlinfra_utils.recovery.explain import Explanation, explain
 from rlinfra_utils.recovery.learner import Learner
-from rlinfra_utils.recovery.orders import Order, Task, reward, sample
+from rlinfra_utils.recovery.orders import Order, Task, sample
 from rlinfra_utils.rollouts import Rollout, from_json
 
 #: Columns of `Branches.series` beside the statistics of an update.
@@ -77,7 +77,7 @@ class MemoryLoop:
 
     def _group(self, order: Order, task: Task) -> list[Rollout]:
         tokenizer = self.learner.tokenizer
-        return reward(sample(self.engine, tokenizer, self.config, order, task), task, tokenizer)
+        return policy.reward_records(sample(self.engine, tokenizer, self.config, order, task), task.answer, tokenizer)
 
 
 @dataclass(frozen=True)

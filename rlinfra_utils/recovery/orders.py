@@ -1,14 +1,12 @@
-"""Who is to answer which prompt with which weights, and the answers: `Order`, `sample`, `reward`.
+"""Who is to answer which prompt with which weights, and the answers: `Order`, `sample`.
 
 Models: an order names each group of a step before anything is sampled, with the seed of its draws, so that a group
 that was lost can be made again, byte for byte. Leaves out where orders and answers are kept (`folder.py`).
-Use: `records = sample(engine, tokenizer, config, order, task)`; `records = reward(records, task, tokenizer)`.
+Use: `records = sample(engine, tokenizer, config, order, task)`; `policy.reward_records` rewards them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from rlinfra_utils import policy
 from rlinfra_utils.recovery.config import RunConfig
-from rlinfra_utils.rollouts import STOP_REASONS, Rollout
+from rlinfra_utils.rollouts import Rollout
 
 
 @dataclass(frozen=True)
@@ -65,48 +63,17 @@ def sample(engine: Any, tokenizer: Any, config: RunConfig, order: Order, task: T
     """The group's answers, without reward. `engine` must hold the version that the order names."""
     if engine.version != order.version:
         raise ValueError(f"engine.version={engine.version}: the order of step {order.step} asks for {order.version}")
-    prompt_tokens, started_s = tokenizer(task.text).input_ids, time.time()
     seed = sampling_seed(config, task.index, order.version)
-    generation = engine.generate([prompt_tokens], config.decoding, n=config.group_size, seed=seed)
-    shared = {
-        "run_id": config.run_id,
-        "branch_id": config.branch_id,
-        "prompt_id": task.prompt_id,
-        "group_id": task.group_id,
-        "prompt_tokens": prompt_tokens,
-        "eos_token_id": tokenizer.eos_token_id,
-        "decoding": config.decoding,
-        "tokenizer_version": policy.tokenizer_version(tokenizer),
-        "chat_template_version": policy.chat_template_version(tokenizer),
-        "engine": type(engine).__name__,
-        "started_s": started_s,
-        "finished_s": time.time(),
-    }
-    ids = task.sample_ids(config.group_size)
-    return [_record(shared, sample_id, completion) for sample_id, completion in zip(ids, generation.completions)]
-
-
-def _record(shared: dict[str, Any], sample_id: str, completion: Any) -> Rollout:
-    num_tokens = len(completion.tokens)
-    return Rollout(
-        **shared,
-        sample_id=sample_id,
-        engine_prompt_tokens=completion.prompt_tokens,
-        response_tokens=completion.tokens,
-        policy_mask=[0] * len(completion.prompt_tokens) + [1] * num_tokens,
-        behavior_logprobs=completion.behavior_logprobs,
-        response_length=num_tokens,
-        policy_version=completion.policy_version,
-        stop_reason=completion.stop_reason,
-        truncated=STOP_REASONS[completion.stop_reason],
+    records, _ = policy.answer_prompt(
+        engine,
+        tokenizer,
+        task.text,
+        config.decoding,
+        task.sample_ids(config.group_size),
+        seed,
+        run_id=config.run_id,
+        branch_id=config.branch_id,
+        prompt_id=task.prompt_id,
+        group_id=task.group_id,
     )
-
-
-def reward(records: Iterable[Rollout], task: Task, tokenizer: Any) -> list[Rollout]:
-    """The group's records with the verifier's reward and version."""
-    rewarded = []
-    for record in records:
-        text = policy.answer_text(record.response_tokens, tokenizer)
-        parts = policy.verify(text, task.answer, truncated=record.truncated is not False)
-        rewarded.append(record.model_copy(update={"reward": parts, "verifier_version": policy.VERIFIER_VERSION}))
-    return rewarded
+    return records

@@ -23,7 +23,7 @@ from rlinfra_utils.engines import HFEngine
 from rlinfra_utils.recovery.config import RecoveryError, RunConfig
 from rlinfra_utils.recovery.folder import QUEUE, SAMPLES, WEIGHTS, Handover, read_group
 from rlinfra_utils.recovery.learner import Learner
-from rlinfra_utils.recovery.orders import Order, reward, sample
+from rlinfra_utils.recovery.orders import Order, sample
 from rlinfra_utils.rollouts import Rollout, RolloutFileError, read, write
 from rlinfra_utils.tracing import RunLog
 
@@ -110,7 +110,8 @@ class Verifier(Worker):
         batch = []
         for path, task in zip(paths, order.tasks):
             try:
-                batch += reward(read_group(path, task, self.config.group_size), task, self._tokenizer)
+                group = read_group(path, task, self.config.group_size)
+                batch += policy.reward_records(group, task.answer, self._tokenizer)
             except (RolloutFileError, ValueError) as error:
                 if not path.exists():
                     return None

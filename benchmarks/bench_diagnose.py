@@ -11,12 +11,12 @@ import sys
 import time
 from collections import Counter
 
+from benchmarks import report
 from benchmarks.diagnose_faults import CAUSES, Trial, draw, none
 from rlinfra_utils import mismatch
 
 NUM_TRIALS = 500
 NUM_CLEAN = 500
-HIT_BAR, FALSE_ALARM_BAR = 0.95, 0.01
 
 
 def answer(trial: Trial) -> str:
@@ -46,13 +46,14 @@ def main() -> int:
     for i, name in enumerate(names):
         print(f"{i:>4}  {name:<{width}}" + "".join(f"{counts[name, other] or '.':>4}" for other in names))
     print(*misses, sep="\n")
-    hits, false_alarms = sum(counts[n, n] for n in names) / num_trials, alarms / NUM_CLEAN
-    print(f"{'what':<44}{'measured':>10}{'bar':>8}  ok")
-    hit_ok, alarm_ok = hits >= HIT_BAR, false_alarms < FALSE_ALARM_BAR
-    print(f"{f'cause named first, {num_trials} trials':<44}{hits:>10.4f}{HIT_BAR:>8}  {hit_ok}")
-    print(f"{f'false alarms, {NUM_CLEAN} clean pairs':<44}{false_alarms:>10.4f}{FALSE_ALARM_BAR:>8}  {alarm_ok}")
     print(f"{redrawn} draws stayed within the noise and were drawn again; {time.perf_counter() - start_s:.0f} s")
-    return 0 if hit_ok and alarm_ok else 1
+    measured = {
+        "trials": num_trials,
+        "share of trials whose cause is named first": sum(counts[name, name] for name in names) / num_trials,
+        "share of false alarms on clean pairs": alarms / NUM_CLEAN,
+    }
+    parameters = {"num_clean": NUM_CLEAN, "num_causes": len(CAUSES), "first_seed": first_seed}
+    return report("diagnose", measured, parameters, keep=num_trials >= NUM_TRIALS)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ Run: `python -m benchmarks.bench_fit`.
 import sys
 import time
 
+from benchmarks import report
 from rlinfra_utils.memory import GIB, ModelSpec, fit_map
 
 GROUP_SIZES = [2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
 LENGTHS_TOKENS = [512, 1024, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 65_536]
-BAR_S = 2.0
 
 
 def main():
@@ -28,10 +28,8 @@ def main():
     assert (is_fit.diff().iloc[1:] <= 0).all(axis=None)
     assert (is_fit.diff(axis=1).iloc[:, 1:] <= 0).all(axis=None)
 
-    is_ok, what = elapsed_s <= BAR_S, f"map of {len(table)} cells, Qwen2.5-7B on 8 x 80 GiB, s"
-    print(f"{'':46}{'measured':>10}{'bar':>8}  ok")
-    print(f"{what:46}{elapsed_s:10.3f}{BAR_S:8.1f}  {'yes' if is_ok else 'NO'}")
-    return int(not is_ok)
+    assert len(table) == 144
+    return report("fit", {"seconds for a map of 144 cells": elapsed_s}, {"model": "Qwen2.5-7B", "gpus": "8 x 80 GiB"})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import report
 from rlinfra_utils.simulator import CONTROLLERS, Exponential, LogNormal, LoopConfig, Measured, Tools, simulate, sweep
 from rlinfra_utils.simulator.workload import Workload
 
@@ -38,6 +39,7 @@ SCENARIO = LoopConfig(
     num_steps=250,
 )
 NUM_REPEATS = 5
+SWEEP_PROCESSES = 2
 MAX_QUEUED = 128
 
 
@@ -108,7 +110,7 @@ def sweep_s() -> float:
         for train_s in np.linspace(1, 30, 10).tolist()
     ]
     start_s = time.perf_counter()
-    table = sweep(configs, workers=2, warm_up=0.2)
+    table = sweep(configs, workers=SWEEP_PROCESSES, warm_up=0.2)
     took_s = time.perf_counter() - start_s
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"sweep: {spent.ru_utime + spent.ru_stime:.1f} s of CPU time in the processes")
@@ -120,18 +122,12 @@ def sweep_s() -> float:
 
 
 def main() -> int:
-    rows = [
-        ("rollouts/s, times SimPy's (at least)", against_simpy(), 8.0, True),
-        ("time for 10x the rollouts (at most)", scaling(), 11.0, False),
-        ("sweep of 1,000 on 2 processes, s (at most)", sweep_s(), 30.0, False),
-    ]
-    ok = True
-    print(f"{'what':44}{'measured':>10}{'bar':>8}  ok")
-    for what, measured, bar, at_least in rows:
-        good = measured >= bar if at_least else measured <= bar
-        ok &= good
-        print(f"{what:44}{measured:10.2f}{bar:8.1f}  {'yes' if good else 'NO'}")
-    return 0 if ok else 1
+    measured = {
+        "rollouts/s, times SimPy's on the same events": against_simpy(),
+        "time for 10 times the rollouts, ratio": scaling(),
+        "sweep of 1,000 configurations, s": sweep_s(),
+    }
+    return report("simulator", measured, {"num_repeats": NUM_REPEATS, "sweep_processes": SWEEP_PROCESSES})
 
 
 if __name__ == "__main__":

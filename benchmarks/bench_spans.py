@@ -10,9 +10,9 @@ import statistics
 import sys
 import time
 
+from benchmarks import report
 from rlinfra_utils.timers import Trace
 
-BAR_US = 5.0
 NUM_SPANS = 200  # in one timing
 NUM_TIMINGS = 51  # in one median
 NUM_MEDIANS = 9
@@ -66,15 +66,12 @@ def main() -> int:
     flat_us, nested_us = smallest_median_us(flat_spans, flat), smallest_median_us(nested_spans, nested)
     check(flat, 0)
     check(nested, 1)
-    print(f"{'what':<34}{'us a span':>10}{'x bare':>9}{'bar':>7}  ok")
-    print(f"{'perf_counter pair, bare':<34}{bare_us:>10.3f}{1:>9.1f}{'':>7}")
-    ok = True
-    for what, cost_us in (("block, two attributes", flat_us), ("block within a block", nested_us)):
-        ok &= cost_us < BAR_US
-        print(
-            f"{what:<34}{cost_us:>10.3f}{cost_us / bare_us:>9.1f}{BAR_US:>7.1f}  {'yes' if cost_us < BAR_US else 'NO'}"
-        )
-    return 0 if ok else 1
+    measured = {
+        "us a span with two attributes": flat_us,
+        "us a span within a span": nested_us,
+        "us a bare pair of perf_counter calls": bare_us,
+    }
+    return report("spans", measured, {"num_spans": NUM_SPANS, "num_timings": NUM_TIMINGS, "num_medians": NUM_MEDIANS})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from safetensors.numpy import load_file, save_file
 
+from benchmarks import report
 from rlinfra_utils import sync
 from rlinfra_utils.engines import HFEngine
 from rlinfra_utils.policy import load_warm_start
@@ -67,8 +68,8 @@ def smallest_s(run: Callable[[int], object]) -> float:
     return min(seconds)
 
 
-def check_costs() -> list[tuple[str, float, float]]:
-    """(what, ratio, bar): a fingerprint against a bare hash, a publish against the passes that it consists of."""
+def check_costs() -> dict[str, float]:
+    """Ratios: a fingerprint against a bare hash, a publish against the passes that it consists of."""
     rng = np.random.default_rng(0)
     weights = {f"w{i}": rng.normal(size=TENSOR_BYTES // 4).astype("f4") for i in range(NUM_TENSORS)}
     joined = b"".join(tensor.tobytes() for tensor in weights.values())
@@ -81,10 +82,10 @@ def check_costs() -> list[tuple[str, float, float]]:
         with sync.Publisher(f"{folder}/w") as publisher:
             publish_s = smallest_s(lambda version: publisher.publish(weights, version))
         assert not sync.differences(sync.read(f"{folder}/w").fingerprint, sync.fingerprint(weights))
-    return [
-        ("fingerprint / one bare SHA-256", print_s / hash_s, 1.25),
-        ("publish / write, read, two hashes", publish_s / (write_s + read_s + 2 * hash_s), 1.25),
-    ]
+    return {
+        "fingerprint, ratio to one bare SHA-256": print_s / hash_s,
+        "publish, ratio to a write, a read and two hashes": publish_s / (write_s + read_s + 2 * hash_s),
+    }
 
 
 def main() -> int:
@@ -93,11 +94,7 @@ def main() -> int:
     in_ms = shown.drop(columns=["bytes", "reset_s", "cache_loss_s"]).mul(1e3).round(2)
     in_ms.columns = in_ms.columns.str.replace("_s", "_ms")
     print(pd.concat([shown[["bytes"]], in_ms], axis=1).to_string(na_rep=""), end="\n\n")
-    rows = check_costs()
-    print(f"{'what':<34}{'measured':>10}{'bar':>7}  ok")
-    for what, value, bar in rows:
-        print(f"{what:<34}{value:>10.2f}{bar:>7.2f}  {'yes' if value <= bar else 'NO'}")
-    return 0 if all(value <= bar for _, value, bar in rows) else 1
+    return report("sync", check_costs(), {"num_tensors": NUM_TENSORS, "tensor_bytes": TENSOR_BYTES})
 
 
 if __name__ == "__main__":

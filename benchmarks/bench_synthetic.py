@@ -9,10 +9,13 @@ import time
 
 import numpy as np
 
+from benchmarks import report
 from rlinfra_utils import synthetic
 
+NUM_ROLLOUTS = 1_000_000
 
-def main(num: int = 1_000_000) -> int:
+
+def main(num: int = NUM_ROLLOUTS) -> int:
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     start_s = time.perf_counter()
     table = synthetic.rollout_table(num, seed=0)
@@ -27,14 +30,11 @@ def main(num: int = 1_000_000) -> int:
     assert (tokens.to_numpy() == synthetic.EOS).sum() == stops.sum(), "one end-of-sequence token for each response"
 
     print(f"{num:,} rollouts, {lengths.mean():.1f} response tokens each: {num / took_s:,.0f} rollouts/s")
-    rows = [
-        ("time for the table, s per million", took_s * 1e6 / num, 20.0),
-        ("peak memory, times the table", peak_bytes / table.nbytes, 2.0),
-    ]
-    print(f"{'what':36}{'measured':>10}{'bar':>8}  ok")
-    for what, measured, bar in rows:
-        print(f"{what:36}{measured:10.2f}{bar:8.1f}  {'yes' if measured <= bar else 'NO'}")
-    return int(any(measured > bar for _, measured, bar in rows))
+    measured = {
+        "seconds a million rollouts": took_s * 1e6 / num,
+        "peak memory, times the table": peak_bytes / table.nbytes,
+    }
+    return report("synthetic", measured, {"num_rollouts": num}, keep=num >= NUM_ROLLOUTS)
 
 
 if __name__ == "__main__":

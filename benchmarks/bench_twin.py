@@ -1,4 +1,4 @@
-"""The twin against real runs: one calibration, then configurations that it has not seen, predicted before they run.
+"""The twin against real runs: two calibrations, then configurations that it has not seen, predicted before they run.
 
 Every figure is the median of several runs, real and simulated. Processes are pinned, so it needs Linux, two idle cores
 and nothing beside it. Beside the bars it says which of the calibrated times had moved in a run: a machine that is not
@@ -37,18 +37,19 @@ BASE = ClusterConfig(
     save_every=10,
     pin_cores=True,
 )
+#: With `BASE`, what the twin is calibrated on.
+IN_TURNS: dict[str, Any] = {"controller": "synchronous", "controller_options": {}}
 HELD_OUT: dict[str, dict[str, Any]] = {
     "weights every 4 steps": {"sync_interval": 4},
     "half the queue": {"controller_options": {"max_rollouts": 64}},
     "one step off": {"controller": "one_step_off", "controller_options": {}},
-    "synchronous": {"controller": "synchronous", "controller_options": {}},
+    "synchronous, batch halved": {**IN_TURNS, "prompts_per_step": 4},
     "1 worker": {"num_workers": 1},
     "3 workers": {"num_workers": 3},
     "lengths x 1.5": {"forced_tokens": 36},
     "batch halved": {"prompts_per_step": 4},
 }
-#: Calibrated times whose move explains a miss, and how far they may move.
-TIMES = ("step_s", "core_share", "train_s", "train_s_per_token", "sync_s", "call_s", "verify_s")
+#: How far a time may be from what the twin takes it for at the overlap of a run, before it is said to have moved.
 MOVED = 0.15
 
 
@@ -66,21 +67,17 @@ def predicted(made: twin.Twin, **changes: Any) -> twin.Figures:
     return twin.median([made.figures(made.predict(seed=seed, **changes)) for seed in range(NUM_SIMULATED)])
 
 
-def pooled(paths: list[Path]) -> twin.Twin:
-    """One twin of several runs: the median of each number, all values of each law."""
-    twins = [twin.calibrate(path) for path in paths]
-    fields = {name: [getattr(one, name) for one in twins] for name in asdict(twins[0]) if name != "config"}
-    joined = {
-        name: np.concatenate(values) if isinstance(values[0], np.ndarray) else type(values[0])(np.median(values))
-        for name, values in fields.items()
-    }
-    return replace(twins[0], **joined)
-
-
-def moved(made: twin.Twin, other: twin.Twin) -> str:
-    """Which of the calibrated times are others in another run, with the ratio of their means."""
-    ratios = {name: float(np.mean(getattr(other, name)) / np.mean(getattr(made, name))) for name in TIMES}
+def moved(made: twin.Twin, paths: list[Path]) -> str:
+    """Which times of real runs are not what the twin has for the runs' own overlap, with the ratio of the means."""
+    runs = [twin.read_times(path) for path in paths]
+    found = twin.Times.median([run.times for run in runs])
+    expected = made.times(twin.Overlap(*np.median([run.overlap for run in runs], axis=0)))
+    ratios = {name: mean(found, name) / mean(expected, name) for name in asdict(found)}
     return ", ".join(f"{name} x {ratio:.2f}" for name, ratio in ratios.items() if abs(ratio - 1) > MOVED)
+
+
+def mean(times: twin.Times, name: str) -> float:
+    return float(np.mean(getattr(times, name)))
 
 
 def row(name: str, made: twin.Twin, folder: Path, num_runs: int, changes: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def row(name: str, made: twin.Twin, folder: Path, num_runs: int, changes: dict[s
     before, start_s = predicted(made, **changes), time.perf_counter()
     paths = real_runs(folder, num_runs, **changes)
     after = twin.median([twin.measure(path) for path in paths])
-    found = {"configuration": name, **twin.compare(before, after), "moved": moved(made, pooled(paths))}
+    found = {"configuration": name, **twin.compare(before, after), "moved": moved(made, paths)}
     figures = {"predicted": asdict(before), "measured": asdict(after)}
     print(f"{name:24s} {time.perf_counter() - start_s:5.0f} s  missed: {found['missed'] or 'nothing'}", flush=True)
     return found | {
@@ -112,17 +109,23 @@ def main() -> int:
         object_store_memory=STORE_BYTES,
     )
     with tempfile.TemporaryDirectory() as folder:
-        made = pooled(real_runs(Path(folder) / "calibration", num_runs))
+        at_once = real_runs(Path(folder) / "at_once", num_runs)
+        made = twin.calibrate(at_once, real_runs(Path(folder) / "in_turns", num_runs, **IN_TURNS))
         rows = [
             row(name, made, Path(folder) / str(number), num_runs, changes)
             for number, (name, changes) in enumerate(held_out.items())
         ]
     shown = pd.DataFrame(rows)[["configuration", *twin.BARS, "missed", "moved"]]
-    print(f"core share {made.core_share:.2f}; bars {twin.BARS}; {time.perf_counter() - start_s:.0f} s")
+    slower = {name: mean(made.beside, name) / mean(made.alone, name) for name in ("step_s", "train_s_per_token")}
+    print(f"beside over alone {slower}; bars {twin.BARS}; {time.perf_counter() - start_s:.0f} s")
     print(shown.to_string(index=False, float_format="{:.3f}".format))
     if not small:
+        regimes = {"alone": made.alone, "beside": made.beside}
         parameters = BASE.to_json() | {"num_runs": num_runs, "num_simulated": NUM_SIMULATED, "bars": twin.BARS}
-        calibration = {name: float(np.mean(getattr(made, name))) for name in (*TIMES, "prefill_s", "checkpoint_s")}
+        calibration = {
+            "overlap": made.overlap._asdict(),
+            **{kind: {name: mean(times, name) for name in asdict(times)} for kind, times in regimes.items()},
+        }
         result = {"calibration": calibration, "configurations": rows}
         print(levels.store("twin", result, ROOT / "results", level="C", parameters=parameters))
     return int(any(row["missed"] for row in rows))

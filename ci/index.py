@@ -1,7 +1,7 @@
 """Writes the front page of an executed series: a line a notebook, what ran, when and with which versions.
 
-One HTML file without scripts, fonts or pictures from elsewhere; links are relative, so the folder can be moved or
-served. It follows the reader's choice of light or dark. Use: `write(outcomes, folder / "index.html")`.
+Beside it come the pages of pictures and of results (`gallery.py`), so that each lesson, picture and result is two
+clicks away. Nothing on them needs the network. Use: `write(outcomes, folder / "index.html")`.
 """
 
 import datetime
@@ -11,56 +11,17 @@ import platform
 from html import escape
 from pathlib import Path
 
+from ci import gallery, shell
+
 PACKAGES = ("rlinfra-utils", "torch", "transformers", "numpy", "pandas", "pyarrow", "papermill")
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>The infrastructure of online RL: the executed series</title>
-<style>
-:root {{ --ink: #1c2733; --soft: #5b6b7b; --paper: #fbfcfd; --card: #fff; --line: #dfe5ea; --link: #0b62a8;
-  --ok: #1a7f4b; --bad: #b3261e; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --ink: #e4eaf0; --soft: #9aaaba; --paper: #12181f; --card: #19212a; --line: #2c3742; --link: #74b8f2;
-    --ok: #5fc98f; --bad: #ff8a80; }} }}
-* {{ box-sizing: border-box; }}
-body {{ margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, sans-serif; }}
-main {{ max-width: 60rem; margin: 0 auto; padding: 3rem 1.25rem; }}
-h1 {{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }}
-p.lead {{ color: var(--soft); margin: 0 0 2rem; max-width: 44rem; }}
-a {{ color: var(--link); text-decoration: none; }}
-a:hover {{ text-decoration: underline; }}
-ol {{ list-style: none; margin: 0; padding: 0; border: 1px solid var(--line); border-radius: 12px;
-  background: var(--card); }}
-li {{ display: grid; grid-template-columns: 1fr auto; gap: .1rem 1.5rem; padding: 1rem 1.25rem; }}
-li + li {{ border-top: 1px solid var(--line); }}
-li > a {{ font-weight: 600; font-size: 1.05rem; }}
-.run {{ color: var(--soft); font-size: .875rem; text-align: right; white-space: nowrap;
-  font-variant-numeric: tabular-nums; }}
-.about {{ color: var(--soft); font-size: .94rem; }}
-.ok {{ color: var(--ok); font-weight: 600; }}
-.failed {{ color: var(--bad); font-weight: 600; }}
-.error {{ grid-column: 1 / -1; color: var(--bad); font: .82rem/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }}
-footer {{ color: var(--soft); font-size: .875rem; margin-top: 1.5rem; }}
-@media (max-width: 40rem) {{ li {{ grid-template-columns: 1fr; }} .run {{ text-align: left; }} }}
-</style>
-</head>
-<body>
-<main>
-<h1>The infrastructure of online RL: the executed series</h1>
-<p class="lead">Each number that a lesson predicts is measured in the same lesson; these pages show what was measured
-{when} on {machine}.</p>
-<ol>
-{rows}
-</ol>
-<footer>{passed} of {count} notebooks passed in {seconds:.1f} s. {versions}.</footer>
-</main>
-</body>
-</html>
-"""
+#: Pages beside the lessons, by file: a link stands on the front page where the file is in its folder.
+BESIDE = {
+    "pictures.html": "All pictures",
+    "results.html": "All results",
+    "api/rlinfra_utils.html": "The package, by module",
+    "recipes.html": "Recipes",
+}
 
 ROW = """<li>
 <a href="{name}.html">{title}</a>
@@ -97,15 +58,27 @@ def versions() -> str:
 
 
 def write(outcomes: list, target: Path) -> Path:
-    """Write the front page over `outcomes` (the list that `run_series.run` returns) and return its path."""
-    page = PAGE.format(
-        when=datetime.datetime.now().astimezone().strftime("on %d %B %Y at %H:%M %Z").strip(),
-        machine=escape(f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"),
-        rows="\n".join(row(outcome) for outcome in outcomes),
-        passed=sum(not outcome.failure for outcome in outcomes),
-        count=len(outcomes),
-        seconds=sum(outcome.seconds for outcome in outcomes),
-        versions=escape(versions()),
+    """Write the front page over `outcomes` (the list that `run_series.run` returns) and return its path.
+
+    Writes pictures.html and results.html into the same folder first.
+    """
+    gallery.pictures(outcomes, target.parent)
+    gallery.results(outcomes, target.parent)
+    when = datetime.datetime.now().astimezone().strftime("on %d %B %Y at %H:%M %Z").strip()
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+    links = [f'<a href="{name}">{words}</a>' for name, words in BESIDE.items() if (target.parent / name).exists()]
+    passed, seconds = sum(not outcome.failure for outcome in outcomes), sum(outcome.seconds for outcome in outcomes)
+    parts = [
+        f"<nav>{' '.join(links)}</nav>",
+        "<ol>",
+        *map(row, outcomes),
+        "</ol>",
+        f"<footer>{passed} of {len(outcomes)} notebooks passed in {seconds:.1f} s. {escape(versions())}.</footer>",
+    ]
+    lead = (
+        "Each number that a lesson predicts is measured in the same lesson; "
+        f"these pages show what was measured {when} on {machine}."
     )
+    page = shell.page("The infrastructure of online RL: the executed series", lead, "\n".join(parts))
     target.write_text(page, encoding="utf-8")
     return target

@@ -1,8 +1,9 @@
-"""Turns an executed notebook into one HTML file that needs no network.
+"""Turns an executed notebook into one HTML file that needs no network, in light and dark, down to a phone's width.
 
 nbconvert's `lab` template loads MathJax, require.js and mermaid from a CDN: this page leaves them out and draws
 formulas as SVG pictures by matplotlib's mathtext. It knows less than MathJax: a formula that it cannot draw stays
-readable as its TeX source, and `write` returns it. Pages are light only. Use: `write(notebook_path, html_path)`.
+readable as its TeX source, and `write` returns it. Pictures keep their white ground in the dark, so that their
+colours mean the same. The bootstrap cell is not shown. Use: `write(notebook_path, html_path)`.
 """
 
 import base64
@@ -11,6 +12,7 @@ import html
 import io
 from pathlib import Path
 
+import matplotlib
 import nbformat
 from bs4 import BeautifulSoup
 from jinja2 import pass_context
@@ -22,6 +24,36 @@ from traitlets.config import Config
 
 from ci import notebook as nbk
 
+STYLE = """
+:root { color-scheme: light dark; --jp-content-line-height: 1.6; --jp-content-heading-line-height: 1.25; }
+@media (prefers-color-scheme: dark) {
+  :root { --jp-layout-color0: #12181f; --jp-layout-color1: #12181f; --jp-cell-editor-background: #19212a;
+    --jp-rendermime-table-row-background: #19212a; --jp-content-link-color: #74b8f2; --jp-border-color2: #2c3742;
+    --jp-cell-editor-border-color: #2c3742; }
+  img.math { filter: invert(0.9); }
+}
+html, body { background: var(--jp-layout-color0); }
+body.jp-Notebook { max-width: 66rem; margin: 0 auto; padding: 0 0.75rem 4rem; height: auto; overflow: visible; }
+nav.series { padding: 1rem 0; font: 14px/1.6 system-ui, sans-serif; color: var(--jp-content-font-color1); }
+nav.series a { color: var(--jp-content-link-color); text-decoration: none; }
+nav.series summary { cursor: pointer; }
+div.math, .jp-MarkdownOutput, .jp-OutputArea-output { overflow-x: auto; }
+div.math { text-align: center; margin: 1em 0; }
+.jp-Cell-inputWrapper:focus, .jp-OutputArea-output:focus-visible { outline: none; }
+.jp-InputArea-editor { overflow-x: auto; }
+.highlight pre { white-space: pre; width: max-content; min-width: 100%; }
+.jp-MarkdownOutput table { display: block; width: fit-content; max-width: 100%; overflow-x: auto; }
+.jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th { max-width: 34rem; }
+.jp-RenderedImage img { background: #fff; border-radius: 6px; max-width: 100%; height: auto; }
+@media (max-width: 48rem) {
+  .jp-InputPrompt, .jp-OutputPrompt { display: none; }
+  .jp-RenderedImage img { max-width: none; zoom: 0.72; }
+  .jp-RenderedText pre { white-space: pre; }
+  .jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th { min-width: 4.5rem; }
+}
+"""
+
+# `data_png` is nbconvert's own without what we do not use, and with the text alternative, which it drops.
 TEMPLATE = """
 {%- extends 'lab/index.html.j2' -%}
 {%- block html_head_js -%}{%- endblock -%}
@@ -29,19 +61,24 @@ TEMPLATE = """
 {%- block html_head_js_mathjax -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
 {%- block html_head_css -%}
-<style>
-body { max-width: 62rem; margin: 0 auto; }
-nav.series { padding: 1rem 1rem 0; font: 14px system-ui, sans-serif; }
-nav.series a { color: var(--jp-content-link-color, #0b62a8); }
-div.math { text-align: center; overflow-x: auto; margin: 1em 0; }
-.highlight pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-</style>
+{{ resources.include_css("static/theme-dark.css")
+   | replace('type="text/css"', 'media="(prefers-color-scheme: dark)"') }}
+<style>STYLE</style>
 {%- endblock -%}
-{%- block body_header -%}{{ super() }}<nav class="series"><a href="index.html">All lessons</a></nav>{%- endblock -%}
+{%- block body_header -%}{{ super() }}
+<nav class="series"><a href="index.html">All lessons</a>
+<details><summary>In this lesson</summary>
+{%- for id, text in resources.contents %}<div><a href="#cell-id={{ id }}">{{ text | e }}</a></div>{% endfor -%}
+</details></nav>
+{%- endblock -%}
+{%- block data_png -%}
+<div class="jp-RenderedImage jp-OutputArea-output"><img src="data:image/png;base64,{{ output.data['image/png'] }}"
+{%- set alt = output | get_metadata('alt', 'image/png') %}{% if alt %} alt="{{ alt | e }}"{% endif %}></div>
+{%- endblock -%}
 {%- block data_latex -%}
 <div class="jp-RenderedLatex jp-OutputArea-output">{{ output.data['text/latex'] | markdown2html }}</div>
 {%- endblock -%}
-"""
+""".replace("STYLE", STYLE)
 
 
 @functools.cache
@@ -52,10 +89,11 @@ def drawn(tex: str, size_pt: float) -> str:
     """
     picture = io.BytesIO()
     font = FontProperties(size=size_pt, math_fontfamily="stix")
-    depth_pt = mathtext.math_to_image(f"${tex}$", picture, prop=font, dpi=72, format="svg")
+    with matplotlib.rc_context({"figure.facecolor": "none"}):
+        depth_pt = mathtext.math_to_image(f"${tex}$", picture, prop=font, dpi=72, format="svg")
     source = base64.b64encode(picture.getvalue()).decode()
     style = f"vertical-align:-{depth_pt:.1f}pt"
-    return f'<img alt="{html.escape(tex)}" style="{style}" src="data:image/svg+xml;base64,{source}">'
+    return f'<img class="math" alt="{html.escape(tex)}" style="{style}" src="data:image/svg+xml;base64,{source}">'
 
 
 class Renderer(IPythonRenderer):
@@ -92,7 +130,7 @@ class Exporter(HTMLExporter):
     def __init__(self, plain: list):
         config = Config()
         config.TagRemovePreprocessor.enabled = True
-        config.TagRemovePreprocessor.remove_input_tags = {"hide-input"}
+        config.TagRemovePreprocessor.remove_input_tags = {"hide-input", "bootstrap"}
         super().__init__(config=config, raw_template=TEMPLATE, embed_images=True)
         self.plain = plain
 
@@ -113,12 +151,19 @@ class Exporter(HTMLExporter):
         return str(soup)
 
 
+def contents(notebook) -> list[tuple[str, str]]:
+    """Return (cell id, heading) of each Markdown cell that opens a section (`## `)."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "markdown" and cell.source.startswith("## ")]
+    return [(cell.id, cell.source.partition("\n")[0].removeprefix("## ")) for cell in cells]
+
+
 def write(executed: Path, target: Path) -> list[str]:
     """Write the page of an executed notebook to `target`; return the formulas that it shows as TeX source."""
     notebook = nbformat.read(executed, as_version=4)
     notebook.metadata["title"] = nbk.heading(notebook)[0] or executed.stem
     notebook.metadata.pop("widgets", None)
     plain = []
-    text, _ = Exporter(plain).from_notebook_node(notebook, {"metadata": {"path": str(executed.parent)}})
+    resources = {"metadata": {"path": str(executed.parent)}, "contents": contents(notebook)}
+    text, _ = Exporter(plain).from_notebook_node(notebook, resources)
     target.write_text(text, encoding="utf-8")
     return plain

@@ -2,7 +2,8 @@
 
 Parameters are checked before anything runs: a name that a notebook lacks or a value of another type is refused. It
 executes copies: the notebooks and the reader's answers stay as they are. Executed copies go to `build/lab/notebooks`,
-what the notebooks write to `build/lab/out/NAME`, pages to `build/lab`. Use: `python -m ci.run_series [NAMES...]`.
+what the notebooks write to `build/lab/out/NAME`, pages to `build/lab`. A whole level-A series that passed also leaves
+its times and memory in `build/bars`. Use: `python -m ci.run_series [NAMES...]`.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import RECORDS
 from ci import notebook as nbk
+from rlinfra_utils import levels
 
 ROOT = nbk.NOTEBOOKS.parent
 LEVELS = ("A", "B", "C", "auto")
@@ -32,6 +35,7 @@ class Outcome:
     seconds: float
     num_cells: int
     failure: str | None  # one line: cell, its first line, the error
+    peak_bytes: int = 0  # of the kernel and the processes below it
 
     def line(self) -> str:
         """Return the progress line, without the name that `run` prints before the notebook starts."""
@@ -89,7 +93,10 @@ def run(plans: dict[Path, dict], out: Path, cell_timeout_s: int) -> list[Outcome
 
     The hubs are out of reach (offline switches) when every notebook runs at level A.
     """
-    from ci import execute  # papermill takes a second to import; a refused parameter should not wait for it
+    from ci import (
+        execute,
+        peak_memory,
+    )  # papermill takes a second to import; a refused parameter should not wait for it
 
     outcomes = []
     width = max(len(path.stem) for path in plans)
@@ -101,11 +108,12 @@ def run(plans: dict[Path, dict], out: Path, cell_timeout_s: int) -> list[Outcome
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             start_s = time.perf_counter()
-            failure, num_cells = execute.execute(path, out / "notebooks" / path.name, parameters, cell_timeout_s)
+            with peak_memory.Watch() as watch:
+                failure, num_cells = execute.execute(path, out / "notebooks" / path.name, parameters, cell_timeout_s)
             seconds = time.perf_counter() - start_s
             title, sentence = nbk.heading(nbk.read(path))
             level = level_of(folder, parameters)
-            outcomes.append(Outcome(path.stem, title, sentence, level, seconds, num_cells, failure))
+            outcomes.append(Outcome(path.stem, title, sentence, level, seconds, num_cells, failure, watch.peak_bytes))
             print(outcomes[-1].line(), flush=True)
     return outcomes
 
@@ -126,6 +134,20 @@ def keep_results(outcomes: list[Outcome], out: Path, results: Path) -> list[Path
     return [Path(shutil.copy(path, results / path.name)) for path in found]
 
 
+def figures(outcomes: list[Outcome]) -> dict[str, float]:
+    """What the series took, by the names of its bars in `benchmarks/bars.py`, and each notebook's part."""
+    found = {
+        "seconds in all": sum(outcome.seconds for outcome in outcomes),
+        "peak memory of a notebook, GB": max(outcome.peak_bytes for outcome in outcomes) / 1e9,
+    }
+    for outcome in outcomes:
+        kind = "seconds of the capstone" if "capstone" in outcome.name else "seconds of the slowest lesson"
+        found[kind] = max(found.get(kind, 0.0), outcome.seconds)
+        found[f"seconds of {outcome.name}"] = outcome.seconds
+        found[f"peak memory of {outcome.name}, GB"] = outcome.peak_bytes / 1e9
+    return found
+
+
 def write_pages(outcomes: list[Outcome], out: Path) -> Path:
     """Write an HTML page for each executed copy and the index over them; return the index."""
     from ci import index, page
@@ -135,6 +157,14 @@ def write_pages(outcomes: list[Outcome], out: Path) -> Path:
         for formula in plain:
             print(f"{outcome.name}: the page shows this formula as its TeX source: {formula}")
     return index.write(outcomes, out / "index.html")
+
+
+def write_reference(out: Path) -> None:
+    """Write what stands beside the whole series: the recipes and the package's API."""
+    from ci import api, recipes
+
+    recipes.write(out / "recipes.html")
+    api.write(out / "api")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -174,8 +204,12 @@ def main(arguments: list[str] | None = None) -> int:
         for path in keep_results(outcomes, out, ROOT / "results"):
             print(f"kept {path.relative_to(ROOT)}")
     if options.html:
+        if not options.names and options.notebooks == nbk.NOTEBOOKS:
+            write_reference(out)  # before the index, which links to it
         print(f"pages: {write_pages(outcomes, out)}")
     failed = [outcome for outcome in outcomes if outcome.failure]
+    if options.level == "A" and not (failed or options.names or options.p or options.notebooks != nbk.NOTEBOOKS):
+        levels.store("series", figures(outcomes), RECORDS, level="A")
     for outcome in failed:
         print(f"FAILED {outcome.name}: {outcome.failure}", file=sys.stderr)
     total_s = sum(outcome.seconds for outcome in outcomes)

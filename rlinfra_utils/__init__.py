@@ -12,4 +12,4 @@ Modules by floor; a file imports only from floors below its own. Importing this 
 Beside the floors: `levels` what this machine can run · `exercises` graded problems · `plots` pictures
 """
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

@@ -7,6 +7,7 @@ Use: `slots = whole("slots", slots)`; arrays: `values = floats("ratio", ratio)`.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Collection, Mapping
 from numbers import Real
@@ -152,3 +153,13 @@ def log_ratios(values: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
     selected = boolean_mask(mask, "log_ratio", array.shape)
     refuse("log_ratio", array, selected & ~np.isfinite(array), "is not finite under the mask")
     return np.where(selected, array, 0.0), selected
+
+
+def installed(*modules: str, extra: str) -> None:
+    """Refuse, in one line, where one of `modules` is not there; `extra` of this package brings them.
+
+    Raises ModuleNotFoundError. Imports nothing.
+    """
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"{name} is not installed: pip install 'rlinfra-utils[{extra}]'", name=name)

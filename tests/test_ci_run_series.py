@@ -279,7 +279,7 @@ def test_the_index_links_to_what_is_there_and_to_nothing_elsewhere(series):
     folder, _ = series
     text = (folder / "lab" / "index.html").read_text()
     links = re.findall(r'(?:href|src)="([^"]*)"', text)
-    assert len(links) == 20
+    assert len(links) == 22  # two a notebook, and the pages of pictures and of results
     assert all((folder / "lab" / link).is_file() for link in links)
     assert "http" not in text
     assert "prefers-color-scheme: dark" in text

@@ -1,7 +1,10 @@
 """What a cluster run is told, and the one line it answers to what makes no sense. No Ray here."""
 
 import builtins
+import contextlib
 import json
+import socket
+import threading
 
 import pytest
 from hypothesis import given
@@ -123,6 +126,47 @@ def test_an_address_that_nobody_answers_at(address):
     with pytest.raises(ClusterError, match=r"^address=.*(needs auto|no Ray cluster answers)") as caught:
         session.reach(address)
     assert "\n" not in str(caught.value)
+
+
+def answering(answer):
+    """A port where something says `answer` to whoever comes, and the thread that says it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with listener, listener.accept()[0] as connection:
+            connection.recv(64)
+            connection.sendall(answer)
+            with contextlib.suppress(ConnectionError):
+                connection.recv(64)  # until the other side has gone
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener.getsockname()[1], thread
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "no Ray cluster answers there: timed out"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers there is no Ray cluster"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", "what answers there is no Ray cluster"),
+        (b"\x00\x00\x08\x07\x00\x00\x00\x00\x00" + bytes(8), "what answers there is no Ray cluster"),  # GOAWAY
+    ],
+)
+def test_an_address_where_something_else_answers(answer, message, monkeypatch):
+    monkeypatch.setattr(session, "REACH_S", 0.5)
+    port, thread = answering(answer)
+    with pytest.raises(ClusterError, match=f"^address='127.0.0.1:{port}': {message}") as caught:
+        session.reach(f"127.0.0.1:{port}")
+    thread.join(5)
+    assert not thread.is_alive()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_where_a_grpc_server_answers():
+    port, thread = answering(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00")
+    session.reach(f"127.0.0.1:{port}")
+    thread.join(5)
 
 
 def test_too_little_memory(tmp_path, monkeypatch):

@@ -1,25 +1,27 @@
 """Real runs on Ray: what they leave behind, what kills cost them, and that nobody outlives them."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cluster_runs import SMALL, kinds, nobody_left, processes_of, sound
+from safetensors.torch import load_file
 
-from rlinfra_utils import checkpoint, policy
+from rlinfra_utils import checkpoint, policy, sync
 from rlinfra_utils.cluster import ClusterConfig, ClusterError, run, session
-from rlinfra_utils.rollouts import from_table, validate_table
+from rlinfra_utils.cluster.__main__ import STEP, parser
+from rlinfra_utils.rollouts import from_table
 from rlinfra_utils.tracing import follow, metrics, read_run
 
 pytest.importorskip("ray")
 ray = session.import_ray()
 pytestmark = pytest.mark.slow
-SMALL = {"prompts_per_step": 4, "group_size": 4, "num_updates": 4, "save_every": 2}
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +53,6 @@ def at_step(step, name, number=signal.SIGKILL):
 
 def both(*watches):
     return lambda loop: [watch(loop) for watch in watches]
-
-
-def sound(folder, num_updates, config):
-    """The run, once it is sure that its log is whole and that each prompt was trained once."""
-    found = read_run(folder)
-    assert found.problems == []
-    standing = found.batches[~found.batches["rolled_back"]]
-    assert len(standing) == num_updates
-    ids = [name for names in standing["rollout_ids"] for name in names]
-    assert len(ids) == len(set(ids)) == num_updates * config.batch_rollouts
-    stored = found.rollouts.set_index("rollout_id").loc[ids]
-    groups = stored.groupby("group_id").size()
-    assert set(groups) == {config.group_size}
-    numbers = {name.split("-p")[1].split("-a")[0] for name in groups.index}
-    assert len(numbers) == len(groups), "a prompt was trained twice"
-    assert set(validate_table(found.table)["status"].to_pylist()) == {"accept"}
-    return found
-
-
-def kinds(found, kind):
-    return found.events[found.events["kind"] == kind]
 
 
 def test_two_ranks_two_workers_one_kill(one_ray, tmp_path):
@@ -134,12 +115,13 @@ def test_trainer_and_verifier_killed(one_ray, tmp_path):
 
 
 def test_a_worker_that_never_answers_is_replaced(one_ray, tmp_path):
-    config = ClusterConfig(deadline_s=15.0, **(SMALL | {"num_updates": 3}))
+    config = ClusterConfig(deadline_s=15.0, run_id=f"silent-{os.getpid()}", **(SMALL | {"num_updates": 3}))
     watch = at_step(1, "worker0", signal.SIGSTOP)
     outcome = run(config, tmp_path / "run", watch=watch)
     assert (outcome.status, outcome.restarts) == ("done", 1)
     found = sound(tmp_path / "run", 3, config)
     assert "no answer" in kinds(found, "worker_died")["reason"].iloc[0]
+    assert nobody_left(config.run_id)
 
 
 def test_colocated_takes_turns(one_ray, tmp_path):
@@ -164,6 +146,10 @@ def test_a_rule_that_can_go_no_further_says_so(one_ray, tmp_path):
     with pytest.raises(ClusterError, match="blocked: TRLAsync starts nothing") as caught:
         run(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
+
+
+def test_ray_itself_is_reached_by_its_address(one_ray):
+    session.reach(ray.get_runtime_context().gcs_address)
 
 
 def test_no_room(one_ray, tmp_path, monkeypatch):
@@ -193,39 +179,49 @@ def test_exit_codes_of_other_processes_stay_true(tmp_path):
     assert done.stdout.split()[-1] == "7", done.stderr
 
 
-def processes_of(run_id):
-    """Processes with a run's marker in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"{session.MARKER}={run_id}".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+def started_from_a_shell(folder, run_id):
+    """The command, its process once an update is done, and what it said; a job of its own, which Ctrl-C hits whole."""
+    common = [sys.executable, "-m", "rlinfra_utils.cluster", "--out", str(folder)]
+    settings = ["--set", f"run_id={run_id}", "--set", "prompts_per_step=4", "--set", "group_size=4"]
+    process = subprocess.Popen(
+        [*common, "--updates", "100000", *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    said = ""
+    for line in process.stdout:
+        said += line
+        if " update " in line:
+            break
+    assert processes_of(run_id), said
+    return common, process, said
+
+
+def test_two_interrupts_from_the_shell_end_at_once_and_leave_nobody(tmp_path):
+    run_id = f"twice-{os.getpid()}"
+    _, process, said = started_from_a_shell(tmp_path / "run", run_id)
+    for member in processes_of(run_id):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGSTOP)  # so that the clean stop waits
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(1.0)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said + rest
+    assert rest.splitlines()[-1] == "cluster: ended at once; --resume goes on from the last checkpoint"
+    assert nobody_left(run_id)
 
 
 def test_from_the_shell_interrupted_and_resumed(tmp_path):
     run_id = f"shell-{os.getpid()}"
-    common = [sys.executable, "-m", "rlinfra_utils.cluster", "--out", str(tmp_path / "run")]
-    settings = ["--set", f"run_id={run_id}", "--set", "prompts_per_step=4", "--set", "group_size=4"]
-    process = subprocess.Popen(
-        [*common, "--updates", "100000", *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if " update " in line and len(lines) > 1:
-            assert processes_of(run_id)
-            process.send_signal(signal.SIGINT)
-            break
+    common, process, said = started_from_a_shell(tmp_path / "run", run_id)
+    os.killpg(process.pid, signal.SIGINT)
     rest, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, "".join(lines) + rest
+    assert process.returncode == 130, said + rest
     assert "interrupted" in rest
-    gone_by_s = time.monotonic() + 20
-    while processes_of(run_id) and time.monotonic() < gone_by_s:
-        time.sleep(0.2)
-    assert processes_of(run_id) == []
+    assert nobody_left(run_id)
     done = len(read_run(tmp_path / "run").batches)
     resumed = subprocess.run(
         [*common, "--resume", "--updates", str(done + 2)], capture_output=True, text=True, timeout=300
@@ -239,3 +235,24 @@ def test_from_the_shell_interrupted_and_resumed(tmp_path):
     assert again.returncode == 1
     assert again.stderr.startswith("cluster: ")
     assert again.stderr.count("\n") == 1
+
+
+def test_the_step_that_help_shows_runs_under_torchrun(tmp_path):
+    """Two ranks publish what one rank publishes, and it is no longer the warm start."""
+    published = {}
+    for num_ranks in (1, 2):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        (folder / "step.py").write_text(STEP)
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+        done = subprocess.run([*launch, "step.py"], cwd=folder, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        with sync.hold(folder / "weights") as held:
+            assert held.version == 1
+            published[num_ranks] = load_file(held.path / "model.safetensors")
+    warm = policy.load_warm_start()[0].state_dict()
+    assert published[1].keys() == published[2].keys()
+    assert max((published[1][name] - warm[name]).abs().max().item() for name in published[1]) > 1e-4
+    for name, value in published[1].items():
+        np.testing.assert_allclose(published[2][name], value, rtol=0, atol=2e-5, err_msg=name)
+    assert all(line in parser().format_help() for line in STEP.splitlines())

@@ -5,9 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlinfra_utils.cluster import ClusterConfig, twin
-from rlinfra_utils.cluster.twin import Figures, InGroups, Twin, compare
+from rlinfra_utils.cluster.twin import Figures, InGroups, Overlap, Times, Twin, compare
+from rlinfra_utils.cluster.twin.overlap import core_seconds, share_beside
 from rlinfra_utils.policy import load_warm_start
 from rlinfra_utils.rollouts import Decoding, Rollout
 from rlinfra_utils.simulator import CONTROLLERS, Controller, Counts
@@ -33,23 +36,32 @@ def config(**changes):
     return ClusterConfig(**(values | changes))
 
 
-def exact(**changes):
-    """A twin of constant times."""
+def times(train_s=TRAIN_S, slower=1.0):
+    """Constant times; the workers' are `slower` times as long."""
+    return Times(
+        prefill_s=PREFILL_S * slower,
+        step_s=STEP_S * slower,
+        call_s=np.array([CALL_S * slower]),
+        verify_s=np.array([VERIFY_S * slower]),
+        train_s=np.array([train_s]),
+        train_s_per_token=0.0,
+    )
+
+
+def exact(alone=None, beside=None, **changes):
+    """A twin of constant times, which are the same beside the other side unless told otherwise."""
+    alone = alone or times()
     values = {
         "config": config(),
         "num_cores": 1,
         "steps": np.array([50.0]),
         "tokens_per_step": float(SIZE),
-        "prefill_s": PREFILL_S,
-        "step_s": STEP_S,
-        "core_share": 1.0,
-        "call_s": np.array([CALL_S]),
-        "verify_s": np.array([VERIFY_S]),
-        "train_s": np.array([TRAIN_S]),
-        "train_s_per_token": 0.0,
         "sync_s": np.array([SYNC_S]),
         "sync_s_per_worker": 0.0,
         "checkpoint_s": 0.0,
+        "alone": alone,
+        "beside": beside or alone,
+        "overlap": Overlap(1.0, 1.0),
     }
     return Twin(**(values | changes))
 
@@ -61,10 +73,41 @@ def rate(made, **changes):
     return made.figures(made.predict(**changes)).tokens_per_s
 
 
-@pytest.mark.parametrize("core_share", [1.0, 0.5])
-def test_synchronous_on_one_worker_is_the_sum_of_its_parts(core_share):
-    cycle_s = GROUPS * ((PREFILL_S + 50 * STEP_S) / core_share + CALL_S) + VERIFY_S + TRAIN_S + SYNC_S
-    assert rate(exact(core_share=core_share)) == pytest.approx(GROUPS * SIZE * 50 / cycle_s, rel=1e-6)
+def test_synchronous_on_one_worker_is_the_sum_of_its_parts_alone():
+    cycle_s = GROUPS * GROUP_S + VERIFY_S + TRAIN_S + SYNC_S
+    assert rate(exact(beside=times(train_s=9.0, slower=2.0))) == pytest.approx(GROUPS * SIZE * 50 / cycle_s, rel=1e-6)
+
+
+def test_an_overlap_is_found_that_agrees_with_itself():
+    # One step off, the workers always at work but for the sync: the trainer trains in a part of that time, and slows
+    # them by half in it. Without the rests: period = work (1 + train / (2 period)).
+    work_s, train_s = GROUPS * (PREFILL_S + 50 * STEP_S), 0.1
+    period_s = (work_s + math.sqrt(work_s**2 + 2 * work_s * train_s)) / 2
+    free = {"call_s": np.array([1e-9]), "verify_s": np.array([1e-9]), "train_s": np.array([train_s])}
+    alone = replace(times(), **free)
+    beside = replace(times(slower=1.5), **free)
+    made = exact(alone, beside, sync_s=np.zeros(1))
+    found = rate(made, controller="one_step_off", num_updates=40)
+    assert found == pytest.approx(GROUPS * SIZE * 50 / period_s, rel=0.01)
+    assert rate(exact(alone, sync_s=np.zeros(1)), controller="one_step_off") > 1.1 * found
+
+
+def test_overlap_and_shares_of_a_core():
+    mine, others = np.array([[0.0, 4.0], [2.0, 6.0], [10.0, 14.0]]), np.array([[1.0, 3.0], [2.5, 5.0], [20.0, 30.0]])
+    assert share_beside(mine, others) == pytest.approx(4 / 10)
+    assert share_beside(others, mine) == pytest.approx(4 / 14)
+    assert share_beside(np.empty((0, 2)), others) == 0
+    assert core_seconds(mine).tolist() == pytest.approx([2 + 1, 1 + 2, 4])
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=8))
+def test_what_a_core_gives_is_the_time_in_which_it_is_asked(pairs):
+    spans = np.array([[start, start + length] for start, length in pairs], float)
+    given_s = core_seconds(spans)
+    seconds = {second for start, length in pairs for second in range(start, start + length)}
+    assert given_s.sum() == pytest.approx(len(seconds))
+    assert (given_s <= spans[:, 1] - spans[:, 0] + 1e-9).all()
+    assert share_beside(spans, spans[:1]) == pytest.approx(pairs[0][1] / len(seconds))
 
 
 def test_two_workers_on_one_core_share_it_and_on_two_do_not():
@@ -78,7 +121,7 @@ def test_two_workers_on_one_core_share_it_and_on_two_do_not():
 
 
 def test_one_step_off_is_as_slow_as_its_slower_side():
-    made = exact(train_s=np.array([2.0]))
+    made = exact(times(train_s=2.0))
     figures = made.figures(made.predict(controller="one_step_off"))
     assert figures.tokens_per_s == pytest.approx(GROUPS * SIZE * 50 / (2.0 + SYNC_S), rel=1e-6)
     assert figures.lag_shares == (0.0, 1.0)
@@ -114,31 +157,31 @@ def test_variation_is_half_the_absolute_differences():
     assert found["missed"] == "lag_variation, queue_p95_batches"
 
 
-def made_run(folder, of):
-    """A run folder of a synchronous run that never was: every time in it is known."""
+def made_run(folder, of, slower=1.0):
+    """A run folder that never was: every time in it is known; workers `slower` times as long, beside a trainer."""
     model_eos = load_warm_start()[1].eos_token_id
     log, trace, rng = RunLog(folder, of.run_id, "main", of.to_json()), Trace(), np.random.default_rng(5)
     now_s, unix_s = 100.0, 1_800_000_000.0
     for step in range(UPDATES):
-        records, total = [], 0
+        records, total, begin_s = [], 0, now_s
         for number in range(GROUPS):
             steps = int(rng.integers(20, 80))
             total += steps * SIZE
-            cpu_s, name = PREFILL_S + steps * STEP_S, f"s{step}-p{number}"
-            # The core is ours for four fifths of the time.
-            trace.add(
-                "decode", now_s, now_s + cpu_s / 0.8, track="worker0", tokens=steps * SIZE, steps=steps, cpu_s=cpu_s
-            )
-            trace.add("answer_call", now_s, now_s + cpu_s / 0.8 + CALL_S, actor_s=cpu_s / 0.8)
-            now_s += cpu_s / 0.8 + CALL_S
-            trace.add("verify_call", now_s, now_s + VERIFY_S)
+            work_s, name = slower * (PREFILL_S + steps * STEP_S), f"s{step}-p{number}"
+            # The core is ours for four fifths of the time: the clock counts, not the CPU seconds.
+            more = {"tokens": steps * SIZE, "steps": steps, "cpu_s": 0.8 * work_s}
+            trace.add("decode", now_s, now_s + work_s, track="worker0", **more)
+            trace.add("answer_call", now_s, now_s + work_s + slower * CALL_S, actor_s=work_s)
+            now_s += work_s + slower * CALL_S
+            trace.add("verify_call", now_s, now_s + slower * VERIFY_S)
             records += [record(of, f"{name}-g{i}", step, steps, model_eos) for i in range(SIZE)]
-        now_s += VERIFY_S
+        now_s += slower * VERIFY_S
         log.event("queue", time_unix_s=unix_s + now_s - 0.001, depth_rollouts=GROUPS * SIZE, depth_tokens=total)
         log.event("queue", time_unix_s=unix_s + now_s, depth_rollouts=0, depth_tokens=0)
         train_s = TRAIN_S + TOKEN_S * total
-        trace.add("train_call", now_s, now_s + train_s, tokens=total, step=step)
-        now_s += train_s
+        train_at_s = now_s if slower == 1 else begin_s
+        now_s = max(now_s, train_at_s + train_s)
+        trace.add("train_call", train_at_s, train_at_s + train_s, tokens=total, step=step)
         log.rollouts(records, name=f"b{step}")
         ids = [one.sample_id for one in records]
         log.batch(f"b{step}", step + 1, ids, step, step + 1, time_unix_s=unix_s + now_s)
@@ -166,23 +209,29 @@ def record(of, sample_id, version, num_tokens, eos_token_id):
 
 def test_calibration_finds_the_times_that_were_put_in(tmp_path):
     of = config(forced_sigma=0.4)
-    made_run(tmp_path, of)
-    found = twin.calibrate(tmp_path)
-    assert found.prefill_s == pytest.approx(PREFILL_S, rel=1e-6)
-    assert found.step_s == pytest.approx(STEP_S, rel=1e-6)
-    assert found.core_share == pytest.approx(0.8, rel=1e-6)
+    made_run(tmp_path / "turns", of)
+    made_run(tmp_path / "both", of, slower=1.5)
+    found = twin.calibrate([tmp_path / "both"], [tmp_path / "turns"])
+    for regime, slower in ((found.alone, 1.0), (found.beside, 1.5)):
+        assert regime.prefill_s == pytest.approx(slower * PREFILL_S, rel=1e-6)
+        assert regime.step_s == pytest.approx(slower * STEP_S, rel=1e-6)
+        assert regime.call_s == pytest.approx(slower * CALL_S, rel=1e-6)
+        assert regime.train_s == pytest.approx(TRAIN_S, rel=1e-6)
+        assert regime.train_s_per_token == pytest.approx(TOKEN_S, rel=1e-6)
     assert found.tokens_per_step == SIZE
-    assert found.call_s == pytest.approx(CALL_S, rel=1e-6)
-    assert found.train_s == pytest.approx(TRAIN_S, rel=1e-6)
-    assert found.train_s_per_token == pytest.approx(TOKEN_S, rel=1e-6)
     assert found.sync_s == pytest.approx(SYNC_S, rel=1e-6)
     assert found.sync_s_per_worker == pytest.approx(0.01, rel=1e-6)
-    measured = twin.measure(tmp_path)
+    halfway = found.times(Overlap(found.overlap.workers / 2, 0.0))
+    assert halfway.step_s == pytest.approx(1.25 * STEP_S, rel=1e-6)
+    measured = twin.measure(tmp_path / "turns")
     assert measured.lag_shares == (1.0,)
     predicted = found.figures(replace(found, config=replace(of, forced_tokens=None)).predict())
     # The made-up lengths are drawn from 20 to 79; nine batches of them vary by some percent.
     assert predicted.tokens_per_s == pytest.approx(measured.tokens_per_s, rel=0.1)
     assert predicted.lag_shares == (1.0,)
+    for wrong, kind in ((("turns", "turns"), "asynchronous"), (("both", "both"), "synchronous")):
+        with pytest.raises(ValueError, match=rf"trainer is at work in .*needs {kind} runs"):
+            twin.calibrate(*([tmp_path / name] for name in wrong))
 
 
 def test_what_the_twin_does_not_model_is_refused(tmp_path):
@@ -192,15 +241,15 @@ def test_what_the_twin_does_not_model_is_refused(tmp_path):
         exact().predict(engine="vllm")
     made_run(tmp_path / "loose", config(pin_cores=False))
     with pytest.raises(ValueError, match=r"^pin_cores=False"):
-        twin.calibrate(tmp_path / "loose")
+        twin.read_times(tmp_path / "loose")
     RunLog(tmp_path / "bare", "run0", "main", config().to_json())
     with pytest.raises(ValueError, match="has no trace"):
-        twin.calibrate(tmp_path / "bare")
+        twin.read_times(tmp_path / "bare")
     with pytest.raises(ValueError, match="0 updates; needs at least"):
         twin.measure(tmp_path / "bare")
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_every_rule_can_be_predicted(name):
-    run = exact(train_s=np.array([0.1])).predict(controller=name)
+    run = exact(times(train_s=0.1)).predict(controller=name)
     assert len(run.steps) == UPDATES

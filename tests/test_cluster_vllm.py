@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from cluster_runs import nobody_left, processes_of
 
 from rlinfra_utils.cluster import ClusterConfig, run
 from rlinfra_utils.levels import detect
@@ -14,29 +15,23 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.vllm
 
 
-def servers():
-    """Process ids of vLLM's API servers."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"vllm.entrypoints" in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+def servers(run_id):
+    """Process ids of the vLLM API servers of a run; other people's are none of ours to kill."""
+    return [pid for pid in processes_of(run_id) if b"vllm.entrypoints" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.skipif(detect().vllm_python is None, reason="no vLLM environment: make vllm")
 def test_a_vllm_server_killed_in_the_middle(tmp_path):
-    before, killed = set(servers()), []
+    run_id, killed = f"vllm-{os.getpid()}", []
 
     def watch(loop):
         if not killed and loop.book.counts.step >= 2 and loop.crew.members["worker0"].ready:
-            killed.extend(set(servers()) - before)
+            killed.extend(servers(run_id))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
     config = ClusterConfig(
+        run_id=run_id,
         engine="vllm",
         num_workers=1,
         groups_at_once=2,
@@ -60,4 +55,4 @@ def test_a_vllm_server_killed_in_the_middle(tmp_path):
     assert list(died["worker"]) == ["worker0"]
     syncs = found.events[found.events["kind"] == "weight_sync"]
     assert max(gap for gaps in syncs["zero_lag_gap_nats"] for gap in gaps) < 1e-4
-    assert set(servers()) <= before
+    assert nobody_left(run_id)

@@ -153,6 +153,25 @@ def test_a_pause_that_takes_too_long_leaves_version_and_scheduling(tmp_path):
         assert (server.version, server.is_paused) == (4, False)
 
 
+def test_loads_of_two_callers_come_one_after_the_other(tmp_path):
+    """A pause that one load still waits for is not taken by another for a pause from before."""
+    said = tmp_path / "said"
+    body = serves("time.sleep(1.0)", "/pause?mode=wait&clear_cache=false").replace(
+        "body = json", f"open({str(said)!r}, 'a').write(self.path.split('?')[0] + ' '); body = json", 1
+    )
+    with VLLMServer(**stand_in(tmp_path, body), startup_s=20) as server:
+        said.unlink()
+        first = threading.Thread(target=server.load, args=(tmp_path, 1))
+        first.start()
+        while not said.exists():
+            time.sleep(0.01)
+        server.load(tmp_path, 2)
+        first.join(10)
+        load = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+        assert said.read_text().split() == 2 * load
+        assert server.version == 2
+
+
 def test_a_label_that_no_load_set_is_refused(tmp_path):
     with VLLMServer(**stand_in(tmp_path, serves()), startup_s=20, version=3) as server:
         assert server.version == 3

@@ -1,5 +1,7 @@
 """The `%%level` cell magic: an ordinary cell where the level runs, one line and a stored result elsewhere."""
 
+import json
+
 import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -54,9 +56,9 @@ def test_an_active_cell_is_an_ordinary_cell(shell):
     assert "42" in captured.stdout
     assert shell.user_ns["kept"] == 41
     assert run(shell, "kept + 2")[0].result == 43
-    assert run(shell, "%%level B x\nkept + 3;")[1].stdout == ""  # a semicolon hides the value
+    assert "44" not in run(shell, "%%level B x\nkept + 3;")[1].stdout  # a semicolon hides the value
     assert run(shell, "%%level B x\nimport asyncio\nawait asyncio.sleep(0, 'awaited')")[0].result == "awaited"
-    assert run(shell, "%%level B x\n%%capture out\nprint('inner magic')")[1].stdout == ""
+    assert "inner magic" not in run(shell, "%%level B x\n%%capture out\nprint('inner magic')")[1].stdout
     assert "inner magic" in str(shell.user_ns["out"])
     assert run(shell, "%%level B x")[0].success
 
@@ -75,6 +77,37 @@ def iter_frames(traceback):
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
+
+
+def test_a_cell_that_runs_says_first_what_it_took_and_stores_what_it_takes(shell, tmp_path):
+    activate(shell, "B")
+    slow = f"%%level B slow\nimport time; time.sleep(0.2)\nlevels.store('slow', {{'a': 1}}, {str(tmp_path)!r})"
+    assert run(shell, slow)[1].stdout.startswith("Level B, slow: its time and memory are not stored.\n")
+    cost = levels.stored("slow")["cost"]
+    assert 0.2 <= cost["seconds"] < 60
+    path = tmp_path / "slow.json"
+    changed = {"cost": {"seconds": 74.6, "peak_memory_bytes": 2_950_000_000}, "date": "2026-11-29"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    said = run(shell, slow)[1].stdout.splitlines()[0]
+    expected = "about 75 s and 3.0 GB of memory, measured 2026-11-29 on 2 CPU cores (CPU), 8.0 GiB."
+    assert said == f"Level B, slow: {expected}"
+    assert run(shell, "print('ordinary')")[1].stdout == "ordinary\n"
+
+
+def test_a_cell_that_does_not_run_starts_no_clock(shell, tmp_path):
+    activate(shell, "A")
+    run(shell, "%%level B idle\n1")
+    levels.store("idle", {"a": 1}, tmp_path)
+    assert levels.stored("idle")["cost"] is None
+
+
+def test_a_malformed_stored_result_does_not_keep_a_cell_from_running(shell, tmp_path):
+    (tmp_path / "broken.json").write_text("{}")
+    activate(shell, "B")
+    outcome, captured = run(shell, "%%level B broken\nran = 5")
+    assert outcome.success
+    assert "stored result results/broken.json: " in captured.stdout.splitlines()[0]
+    assert shell.user_ns["ran"] == 5
 
 
 @pytest.mark.parametrize(("asked", "reason"), [("A", 'LEVEL = "A" was asked for'), ("auto", 'LEVEL = "B" runs it')])
@@ -130,6 +163,7 @@ def test_activating_again_replaces_the_earlier_level(shell):
     activate(shell, "B")
     activate(shell, "A")
     assert len(shell.input_transformers_cleanup) == count + 1
+    assert sum("announce" in repr(each) for each in shell.events.callbacks["pre_run_cell"]) == 1
     run(shell, "%%level B x\nnever = 1")
     assert "never" not in shell.user_ns
     activate(shell, "B")
@@ -153,7 +187,7 @@ def test_a_real_kernel_fails_an_active_cell_and_says_a_bad_level_in_one_line(tmp
     with pytest.raises(CellExecutionError) as caught:
         NotebookClient(notebook, kernel_name="python3", timeout=60).execute(cwd=tmp_path)
     assert caught.value.ename == "ZeroDivisionError"
-    assert "rlinfra_utils" not in "\n".join(notebook.cells[1].outputs[0].traceback)
+    assert "rlinfra_utils" not in "\n".join(notebook.cells[1].outputs[-1].traceback)
     nbformat.validate(notebook)
     notebook = new_notebook(cells=[new_code_cell("from rlinfra_utils import levels\nlevels.activate('D')")])
     with pytest.raises(CellExecutionError):

@@ -5,20 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from recovery_samples import TINY, Turns, rewrite
 
 from rlinfra_utils import checkpoint, policy, rollouts
 from rlinfra_utils.recovery import RecoveryError, RunConfig, broken, run_in_turns, tell
 from rlinfra_utils.tracing import RunFolderError, follow, read_run
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -15,17 +15,10 @@ from rlinfra_utils.recovery import MemoryLoop, branches, explain, run_in_turns, 
 from rlinfra_utils.recovery.parts import Curriculum, Normalizer, learning_rate
 from rlinfra_utils.tracing import read_run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = replace(TINY, num_updates=6, prompts_per_step=4, group_size=4, num_prompts=16, warmup_updates=6)
 CUT = 3
 STATE = ["optimizer", "scheduler", "counters", "rng", "data_position", "curriculum", "normalizers"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -12,23 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 from recovery_samples import TINY
 
 from rlinfra_utils.recovery import KINDS, RecoveryError, RunConfig, Supervisor, broken, drill, run_in_turns, storm, tell
 from rlinfra_utils.tracing import read_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 NUM_KILLS = 200
 DISK_BYTES = 64 * 2**20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

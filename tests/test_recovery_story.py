@@ -4,19 +4,15 @@ import json
 import shutil
 
 import pytest
-import torch
 from recovery_samples import TINY, rewrite
 
 from rlinfra_utils.recovery import broken, run_in_turns, tell
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def sound(tmp_path_factory, one_thread):
     folder = tmp_path_factory.mktemp("sound") / "run"
     run_in_turns(folder, TINY)
-    torch.set_num_threads(before)
     return folder
 
 

@@ -148,8 +148,8 @@ def beats(log, worker, stamps):
 def test_silence_ends_with_a_return_and_is_no_alarm_for_a_worker_that_stopped(tmp_path):
     log = RunLog(tmp_path / "run", "r", "main", {})
     beats(log, "back", [0, 10, 20, 100, 110, 120])
-    beats(log, "stopped", [0, 10, 20])
-    log.event("worker_stopped", "stopped", 21.0)
+    beats(log, "stopped", range(0, 60, 10))
+    log.event("worker_stopped", "stopped", 51.0)
     beats(log, "steady", range(0, 121, 10))
     (alert,) = alerts(read_run(log.folder))
     assert (alert.subject, alert.first_unix_s, alert.worst, alert.ongoing) == ("worker back", 20.0, 8.0, False)
@@ -160,11 +160,67 @@ def test_silence_ends_with_a_return_and_is_no_alarm_for_a_worker_that_stopped(tm
 
 def test_a_worker_that_died_and_came_back_is_not_dead(tmp_path):
     log = RunLog(tmp_path / "run", "r", "main", {})
-    beats(log, "w", [0, 10, 20])
-    log.event("worker_died", "w", 21.0)
-    log.event("worker_started", "w", 30.0)
-    beats(log, "w", [40, 50])
-    assert list(alerts(read_run(log.folder))) == []
+    beats(log, "w", [0, 10, 20, 30])
+    log.event("worker_died", "w", 31.0)
+    log.event("worker_started", "w", 40.0)
+    beats(log, "w", [50, 60])
+    found = alerts(read_run(log.folder))
+    assert list(found) == []
+    assert "dead_producer" not in found.unjudged
+
+
+WITHIN_S = 60.0
+CLUSTER = ("trainer0", "worker0", "worker1", "verifier")
+
+
+def heard_between_pieces_of_work(folder, seed, num_beats, dies=None):
+    """A log as a cluster run's: short gaps while idle, long ones at work, stops at the end unless one `dies`."""
+    rng, log = np.random.default_rng(seed), RunLog(folder, "r", "main", {})
+    for worker in CLUSTER:
+        gaps_s = np.where(rng.random(num_beats) < 0.7, rng.uniform(1, 1.3, num_beats), rng.uniform(5, 50, num_beats))
+        stamps = np.cumsum(gaps_s)
+        log.event("worker_started", worker, 0.0)
+        for stamp in stamps:
+            log.event("heartbeat", worker, float(stamp), within_s=WITHIN_S)
+        if worker != dies:
+            log.event("worker_stopped", worker, float(stamps[-1]) + 8.0)
+    return read_run(folder)
+
+
+@pytest.mark.parametrize("num_beats", [1, 2, 6, 40])
+def test_workers_that_are_heard_between_pieces_of_work_are_not_dead(tmp_path, num_beats):
+    for seed in range(5):
+        run = heard_between_pieces_of_work(tmp_path / str(seed), seed, num_beats)
+        found = alerts(run, now_unix_s=1e6)  # long after its end
+        assert [alert for alert in found if alert.rule.name == "dead_producer"] == []
+        assert "dead_producer" not in found.unjudged
+
+
+def test_one_that_is_silent_for_three_of_its_declared_intervals_is(tmp_path):
+    run = heard_between_pieces_of_work(tmp_path / "run", 0, 40, dies="worker1")
+    last_unix_s = run.events.loc[run.events["worker"] == "worker1", "time_unix_s"].max()
+    for late_s, expected in ((3 * WITHIN_S - 1, []), (3 * WITHIN_S + 1, ["worker worker1"])):
+        now_unix_s = max(run.last_unix_s, last_unix_s + late_s)
+        found = [alert for alert in alerts(run, now_unix_s=now_unix_s) if alert.rule.name == "dead_producer"]
+        assert [alert.subject for alert in found] == expected
+
+
+def test_time_between_a_stop_and_the_next_start_is_no_silence(tmp_path):
+    log = RunLog(tmp_path / "run", "r", "main", {})
+    for start in (0.0, 90_000.0):
+        log.event("worker_started", "w", start)
+        beats(log, "w", start + np.arange(10, 80, 10))
+        log.event("worker_stopped", "w", start + 75)
+    silences = FIGURES["silence_intervals"](read_run(log.folder), None, 1e6)
+    assert silences["value"].max() == 1.0
+
+
+def test_a_median_of_too_few_intervals_judges_nobody(tmp_path):
+    log = RunLog(tmp_path / "run", "r", "main", {})
+    beats(log, "w", [0, 0.1, 10, 10.1])
+    found = alerts(read_run(log.folder), now_unix_s=20.0)
+    assert list(found) == []
+    assert found.unjudged["dead_producer"] == "no worker declares its heartbeat interval or has 5 of them"
 
 
 @pytest.mark.parametrize(

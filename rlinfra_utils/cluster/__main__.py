@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,34 @@ examples:
 several machines: `ray start --head` on one, `ray start --address=HOST:6379` on the others, then --address auto (or
 HOST:6379); --out must be a folder that all of them see.
 
-without Ray: the trainer group runs under torchrun as well. In a script of your own, on each rank,
-`ranks = sharded.init_group(rank, world_size, "env://", device)`, `policy.Trainer(sharded.shard_model(model, ranks),
-ranks=ranks)`; rank 0 publishes by `sync.Publisher(folder)`, and engines anywhere load what `sync.hold(folder)` gives.
+without Ray: the trainer group is torch's own, so a script of yours runs under `torchrun --nproc-per-node 2 step.py`,
+and engines anywhere load what `sync.hold("weights")` gives. One step of it:
 
+{step}
 Ctrl-C saves a checkpoint with the queue and ends; a second one ends at once, and --resume then goes on from the
 checkpoint before. With HFEngine an update always waits for running groups, whatever the controller says.
+"""
+
+#: One step of a trainer group that torchrun starts: what --help shows, and what a test runs.
+STEP = """\
+import os
+from rlinfra_utils import policy, sharded, sync
+from rlinfra_utils.engines import HFEngine
+
+rank, world_size, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 16
+with sharded.init_group(rank, world_size, "env://", "cpu") as ranks:
+    model, tokenizer = policy.load_warm_start()
+    engine = HFEngine(policy.load_warm_start()[0], tokenizer)
+    trainer = policy.Trainer(sharded.shard_model(model, ranks), ranks=ranks)
+    prompt, names = policy.prompts(1, seed=0)[0], [f"rollout{i}" for i in range(size)]
+    records, _ = policy.answer_prompt(engine, tokenizer, prompt.text, policy.DECODING, names, seed=0)
+    records = policy.reward_records(records, prompt.answer, tokenizer)
+    totals = [policy.total_reward(record.reward) for record in records]
+    trainer.update(records, policy.group_advantages(totals, size).values)  # the same batch on each rank
+    full = sharded.gather_full(trainer.model, ranks)
+    if rank == 0:
+        with sync.Publisher("weights", []) as publisher:
+            publisher.publish(full.tensors, trainer.version)
 """
 
 #: Option -> field of ClusterConfig, its type or choices, and what it is.
@@ -43,7 +66,7 @@ OPTIONS: dict[str, tuple[str, Any, str]] = {
     "--workers": ("num_workers", int, "rollout workers, one engine each"),
     "--controller": ("controller", tuple(CONTROLLERS), "rule between generation and training"),
     "--updates": ("num_updates", int, "optimizer updates in all, those before a resume included"),
-    "--duration": ("duration_s", float, "seconds after which the run saves and ends"),
+    "--duration": ("duration_s", float, "seconds, from the start of the processes, after which the run saves and ends"),
     "--sync-interval": ("sync_interval", int, "updates between two publications of weights"),
     "--model": ("model", str, '"tiny", or a folder that transformers loads'),
     "--engine": ("engine", ENGINES, "what samples"),
@@ -57,7 +80,10 @@ def parser() -> argparse.ArgumentParser:
     """The options, with the defaults of ClusterConfig."""
     about = "Run asynchronous GRPO on Ray: rollout workers, verifier, bounded queue, trainer group, weight sync."
     made = argparse.ArgumentParser(
-        "rlinfra_utils.cluster", description=about, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        "rlinfra_utils.cluster",
+        description=about,
+        epilog=EPILOG.format(step=textwrap.indent(STEP, "    ")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
     made.add_argument("--resume", action="store_true", help="go on with the run in --out, as it was configured")

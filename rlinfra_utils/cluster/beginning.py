@@ -29,7 +29,7 @@ WAIT_S = 0.2
 
 
 def begin(loop: Loop, reason: str = "") -> None:
-    """Start the trainers, restore, open the book, start who is missing; the trainer is then to publish.
+    """Start the trainers and who else is missing, restore, open the book; the trainer is then to publish.
 
     Raises ClusterError where a process does not start or a checkpoint cannot be restored.
     """
@@ -39,6 +39,9 @@ def begin(loop: Loop, reason: str = "") -> None:
     loop.log = RunLog(loop.folder, loop.config.run_id, loop.branch_id, loop.config.to_json())
     start_s = time.perf_counter()
     loop.crew.start_trainers(loop.branch_id, reason)
+    for name in (*(f"worker{i}" for i in range(loop.config.num_workers)), VERIFIER):
+        if name not in loop.crew.members:
+            loop.crew.start(name)
     _until_trainers_ready(loop)
     components = _restore(loop)
     loop.book = _open_book(loop, components)
@@ -48,9 +51,6 @@ def begin(loop: Loop, reason: str = "") -> None:
         _tell_restored(loop, before, components, time.perf_counter() - start_s)
     for name in sorted(held_before - _group_ids(loop)):
         loop.lose(name, "it was not in the last checkpoint")
-    for name in (*(f"worker{i}" for i in range(loop.config.num_workers)), VERIFIER):
-        if name not in loop.crew.members:
-            loop.crew.start(name)
 
 
 def _group_ids(loop: Loop) -> set[str]:

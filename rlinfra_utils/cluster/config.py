@@ -41,7 +41,8 @@ class ClusterConfig:
     `forced_tokens`: answers have that many tokens in the median, log-normal with `forced_sigma`, one length a group,
     EOS ignored: a load whose lengths are known, not a policy that learns. None: the policy ends its answers itself.
     `pin_cores`: trainers get a core each, workers share the others; on one machine only. `deadline_s`: how long any
-    one call to a process may take. `max_restarts`: of each process, before the run gives up.
+    one call to a process may take; for "colocated" on vLLM that is with the start of a server. `max_restarts`: of each
+    process, before the run gives up.
     """
 
     model: str = TINY

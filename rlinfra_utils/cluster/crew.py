@@ -37,13 +37,14 @@ class Died:
 
 @dataclass
 class Member:
-    """One process. `ready` once it has said hello."""
+    """One process. `ready` once it has said hello; `heard_s` is when its last logged sign of life came."""
 
     name: str
     handle: Any
     pid: int | None = None
     ready: bool = False
     num_starts: int = 1
+    heard_s: float = 0.0
 
 
 @dataclass(frozen=True)

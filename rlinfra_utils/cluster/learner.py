@@ -154,7 +154,6 @@ class TrainerRank:
         return time.perf_counter() - start_s
 
     def _components(self, state: dict[str, Any], queued: list[Rollout]) -> dict[str, Any]:
-        engine = {"version": self.config.engine, "precision": "float32", "quantization": None, "adapters": None}
         step = self.trainer.version
         return {
             "scheduler": {"kind": "constant", "lr": self.config.lr},
@@ -167,13 +166,7 @@ class TrainerRank:
             "data_position": state["data_position"],
             "curriculum": {"kind": "none"},
             "normalizers": {"kind": "none"},
-            "versions": {
-                "tokenizer": policy.tokenizer_version(self.tokenizer),
-                "chat_template": policy.chat_template_version(self.tokenizer),
-                "verifier": policy.VERIFIER_VERSION,
-                "environment": "addition",
-                "engine": engine,
-            },
+            "versions": policy.versions_of(self.tokenizer, self.config.engine),
             "rollout_schema": rollout_schema(),
             "decoding": self.config.decoding.model_dump(),
             "queue": {"rollouts": [r.model_dump(mode="json") for r in queued], "lost": [], "tasks": state["queued"]},

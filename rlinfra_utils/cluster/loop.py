@@ -20,7 +20,7 @@ from typing import Any
 from rlinfra_utils.cluster.beginning import begin
 from rlinfra_utils.cluster.book import Book
 from rlinfra_utils.cluster.config import ClusterConfig, ClusterError
-from rlinfra_utils.cluster.crew import PING_S, Call, Crew, Died
+from rlinfra_utils.cluster.crew import PING_S, Call, Crew, Died, Member
 from rlinfra_utils.cluster.progress import Progress
 from rlinfra_utils.cluster.session import VERIFIER, Session
 from rlinfra_utils.cluster.trainer_side import TrainerSide
@@ -55,7 +55,7 @@ class Loop:
         self.records: dict[int, Any] = {}  # by group: a reference to its records, answered or rewarded
         self.to_judge: dict[int, Group] = {}
         self.trainer = TrainerSide(self)
-        self._handlers = {"hello": self._hello, "alive": self._hello, "ping": self._ping}
+        self._handlers = {"hello": self._hello, "alive": self._hello, "ping": lambda call, value: None}
         self._handlers |= {"answered": self._answered, "judged": self._judged, **self.trainer.handlers}
         self._pinged_s = self._started_s = time.perf_counter()
 
@@ -101,11 +101,20 @@ class Loop:
             raise ClusterError(f"blocked: {rule} starts nothing, the trainer is {state}, at {self.book.counts!r}")
 
     def arrived(self, call: Call, value: Any) -> None:
-        """One call has come back."""
+        """One call has come back: a sign of life, whatever it says."""
         if isinstance(value, Died):
             self._died(call, value)
-        elif not (isinstance(call.what, tuple) and call.what[0] != self.epoch):
+            return
+        if not (isinstance(call.what, tuple) and call.what[0] != self.epoch):
             self._handlers[call.kind](call, value)
+        self._heard(call.member)
+
+    def _heard(self, member: Member) -> None:
+        """Log a heartbeat, once in a while; a member at work is next heard when its call is done, or is dead."""
+        now_s = time.perf_counter()
+        if now_s - member.heard_s > PING_S:
+            member.heard_s = now_s
+            self.log.event("heartbeat", member.name, within_s=self.config.deadline_s)
 
     def _hello(self, call: Call, pid: int) -> None:
         member = call.member
@@ -116,9 +125,6 @@ class Loop:
         if member.name == VERIFIER:
             for group in self.to_judge.values():
                 self._judge(group)
-
-    def _ping(self, call: Call, _: None) -> None:
-        self.log.event("heartbeat", call.member.name)
 
     def count_slots(self) -> None:
         """Tell the book how many groups the live workers hold."""
@@ -229,6 +235,7 @@ class Loop:
         for ref in answered:
             with contextlib.suppress(ray.exceptions.RayError):  # it died at the very end
                 self.log.event("memory", asked[ref].name, peak_bytes=ray.get(ref))
+                self.log.event("worker_stopped", asked[ref].name)
         Trace.merge(sorted(folder.glob("*.json"))).to_perfetto(self.folder / TRACE)
         refs = [member.handle.close.remote() for member in members]
         ray.wait(refs, num_returns=len(refs), timeout=GOODBYE_S)

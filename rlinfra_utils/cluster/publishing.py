@@ -21,7 +21,7 @@ from torch import Tensor
 from rlinfra_utils.cluster.config import ClusterConfig
 from rlinfra_utils.cluster.replicas import RemoteEngine
 from rlinfra_utils.cluster.session import import_ray
-from rlinfra_utils.cluster.tasks import Dataset
+from rlinfra_utils.cluster.tasks import PROOF_TOKENS, Dataset
 from rlinfra_utils.engines import HFEngine
 from rlinfra_utils.engines.weights import copy_into
 from rlinfra_utils.sync import Publisher, control
@@ -58,11 +58,12 @@ class Sender:
             self._begin(handles)
         for engine, handle in zip(self.engines, handles):
             engine.handle, engine.in_flight = handle, in_flight
-        score = self.mirror.control_logprobs
         tolerance = _TOLERANCE_NATS[self.config.device]
-        proof = control(score, self.sequences, version, tolerance_nats=tolerance)
+        held = self.mirror.control_logprobs, self.sequences, version
+        options = {"tolerance_nats": tolerance, "max_new_tokens": PROOF_TOKENS}
+        proof = control(*held, **options)
         references = {name: rows for name, rows in self.held.items() if _gap(rows, proof.logprobs) > tolerance}
-        proof = control(score, self.sequences, version, references=references, tolerance_nats=tolerance)
+        proof = control(*held, references=references, **options)
         self.publisher.publish(tensors, version, proof)
         self.held = {f"version {version}": proof.logprobs}
         gaps = [_gap(engine.last_logprobs, proof.logprobs) for engine in self.engines]

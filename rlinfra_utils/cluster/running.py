@@ -22,6 +22,9 @@ from rlinfra_utils.cluster.session import Session
 from rlinfra_utils.tracing import RunFolderError
 from rlinfra_utils.tracing.folder import DESCRIPTION, describe
 
+#: Held by the process that runs in a folder.
+LOCK = ".running"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -52,12 +55,13 @@ def run(
     already is used as it is. `resume`: go on from the newest checkpoint in `folder`, with another configuration if you
     like (not another model or dataset). `watch(loop)` is called after each turn.
 
-    Raises ClusterError in one line for a folder that holds a run (or none, to resume), for Ray that is absent, out of
-    reach or too small, and for a process that fails or dies too often; all processes are then gone.
+    Raises ClusterError in one line for a folder that holds a run (or none, to resume), that cannot be written or that
+    another process runs in, for Ray that is absent, out of reach or too small, and for a process that fails or dies
+    too often; all processes are then gone.
     """
     folder = Path(folder)
     config = _checked(config, folder, resume)
-    with Session(config, address) as session:
+    with _alone(folder), Session(config, address) as session:
         loop, start_s = Loop(config, folder, session, show), time.perf_counter()
         with _interrupts(loop):
             try:
@@ -88,9 +92,23 @@ def _checked(config: ClusterConfig, folder: Path, resume: bool) -> ClusterConfig
         raise ClusterError(f"run_id={config.run_id!r}: {folder} holds run {describe(folder).run_id!r}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK).touch()
     except OSError as error:
-        raise ClusterError(f"{folder}: cannot be made: {error.strerror or error}") from error
+        raise ClusterError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return config
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Raise ClusterError where another process runs in the folder; its death gives the folder free."""
+    import fcntl  # POSIX alone has it
+
+    with open(folder / LOCK, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ClusterError(f"{folder}: another process runs in it; wait for its end, or end it") from None
+        yield
 
 
 @contextmanager

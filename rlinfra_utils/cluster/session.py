@@ -35,6 +35,9 @@ VERIFIER = "verifier"
 #: Of one process with torch and transformers loaded, measured in 2026-11: 0.55 GB resident, a part of it shared.
 PROCESS_BYTES = 450 * 10**6
 REACH_S = 5.0
+#: RFC 9113, sections 3.4 and 6.5: what a client says first, and the type of the frame that a server says first.
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HTTP2_HEADER_BYTES, _HTTP2_SETTINGS = 9, b"\x04"
 #: linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _REAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
@@ -201,16 +204,23 @@ def available_bytes() -> float:
 
 
 def reach(address: str) -> None:
-    """Raise ClusterError unless `address` is "auto" or a HOST:PORT where something listens; Ray would wait a minute."""
+    """Raise ClusterError unless `address` is "auto" or a HOST:PORT where something speaks HTTP/2, as Ray's gRPC does.
+
+    Ray itself would wait a minute where nothing listens, and for ever where something else does.
+    """
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ClusterError(f"address={address!r}: needs auto, or HOST:PORT of a cluster that `ray start --head` began")
     try:
-        socket.create_connection((host, int(port)), REACH_S).close()
+        with socket.create_connection((host, int(port)), REACH_S) as connection:
+            connection.sendall(_HTTP2_HELLO)
+            answer = connection.recv(_HTTP2_HEADER_BYTES, socket.MSG_WAITALL)
     except OSError as error:
         raise ClusterError(f"address={address!r}: no Ray cluster answers there: {error.strerror or error}") from None
+    if answer[3:4] != _HTTP2_SETTINGS:
+        raise ClusterError(f"address={address!r}: what answers there is no Ray cluster; give the port of `ray start`")
 
 
 def one_line(error: BaseException) -> str:

@@ -19,6 +19,8 @@ from rlinfra_utils.cluster.config import TINY, ClusterConfig
 from rlinfra_utils.engines import load_small_model
 from rlinfra_utils.rollouts import Rollout
 
+#: Sampled after each control sequence, to prove weights that were loaded through the engine's caches as well.
+PROOF_TOKENS = 8
 _LENGTHS = 1  # number of the random stream of forced lengths, beside the prompts' seeds
 
 
@@ -61,6 +63,16 @@ class Dataset:
             return config.max_new_tokens
         draw = np.random.default_rng([config.seed, _LENGTHS, index]).standard_normal()
         return int(np.clip(config.forced_tokens * np.exp(config.forced_sigma * draw), 1, config.max_new_tokens))
+
+
+def longest_tokens(config: ClusterConfig, tokenizer: Any) -> int:
+    """Tokens of the longest sequence that an engine is asked for: a prompt and its answer, or a control sequence.
+
+    A control sequence is a prompt with its right answer, after which PROOF_TOKENS are sampled.
+    """
+    rows = Dataset(config).rows
+    asked = max(len(tokenizer(row.text).input_ids) for row in rows) + config.max_new_tokens
+    return max(asked, max(len(tokenizer(f"{row.text}{row.answer}").input_ids) for row in rows) + PROOF_TOKENS)
 
 
 def load_model(model: str) -> tuple[Any, Any]:

@@ -21,13 +21,10 @@ import torch
 from rlinfra_utils import policy, rollouts, sync
 from rlinfra_utils.cluster.config import ClusterConfig
 from rlinfra_utils.cluster.machine import Place
-from rlinfra_utils.cluster.tasks import Task, answer, load_model, model_folder
+from rlinfra_utils.cluster.tasks import Task, answer, load_model, longest_tokens, model_folder
 from rlinfra_utils.engines import HFEngine, VLLMServer
 from rlinfra_utils.rollouts import Decoding, Rollout
 from rlinfra_utils.sync.manifest import read_pointer
-
-#: Tokens that a vLLM server holds for one sequence, at most; its default.
-_MODEL_LEN = 512
 
 
 class Answered(NamedTuple):
@@ -66,17 +63,24 @@ class RolloutWorker:
 
     def _make_engine(self) -> tuple[Any, Any]:
         model, tokenizer = load_model(self.config.model)
+        longest, limit = longest_tokens(self.config, tokenizer), model.config.max_position_embeddings
+        if longest > limit:
+            asked = f"max_new_tokens={self.config.max_new_tokens}, digits={self.config.digits}"
+            raise ValueError(f"{asked}: the longest sequence has {longest} tokens, the model holds {limit}")
         if self.config.engine == "vllm":
             slots = self.config.groups_at_once * self.config.group_size
-            longest = min(_MODEL_LEN, model.config.max_position_embeddings)
-            folder = model_folder(self.config.model)
-            return VLLMServer(folder, dtype="float32", max_model_len=longest, max_num_seqs=slots), tokenizer
+            folder, limit_s = model_folder(self.config.model), self.config.deadline_s
+            options = {"max_model_len": longest, "max_num_seqs": slots, "request_s": limit_s}
+            return VLLMServer(folder, dtype="float32", **options), tokenizer
         return HFEngine(model.to(self.place.device), tokenizer), tokenizer
 
     def sleep(self) -> None:
-        """Give the engine's memory back; a vLLM server is paused, and keeps it."""
-        if self.config.engine == "vllm":
-            return
+        """Give the engine's memory back: the engine goes, and with it a vLLM server and all that it started.
+
+        The server is started again by the next load: half a minute and more. vLLM's own sleep mode would keep the
+        process and give back the weights and the KV pool, on CUDA alone.
+        """
+        self.close()
         self.engine = None
         gc.collect()
         if self.place.device.type == "cuda":

@@ -4,6 +4,10 @@ Models: generation with the behaviour policy's own log-probs, weights loaded by 
 Leaves out serving: batches in, completions out. Needs torch and transformers.
 """
 
+from rlinfra_utils.doors import installed
+
+installed("torch", "transformers", extra="torch")
+
 from rlinfra_utils.engines.generation import Completion, Generation
 from rlinfra_utils.engines.hf import HFEngine
 from rlinfra_utils.engines.logprobs import teacher_forced_logprobs
@@ -12,4 +16,3 @@ from rlinfra_utils.engines.padding import pad_left
 from rlinfra_utils.engines.sampling import processed_logprobs, resolve
 from rlinfra_utils.engines.vllm import VLLMServer
 from rlinfra_utils.engines.vllm_process import EngineError
-from rlinfra_utils.engines.vllm_requests import SpannedCompletion

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlinfra_utils.rollouts import STOP_REASONS
+from rlinfra_utils.rollouts import STOP_REASONS, VersionSpan
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Completion:
 
     `behavior_logprobs`: nats, of the distribution sampled from, after all processing. `raw_logprobs`: nats,
     of the softmax of the untouched logits at temperature 1; None from an engine that reports one kind only.
+    `version_spans`: where weights may change under a running request, the versions of the tokens, a span each;
+    `policy_version` is then that of the first. None where all tokens are of `policy_version`.
     """
 
     prompt_index: int
@@ -26,6 +28,7 @@ class Completion:
     raw_logprobs: list[float] | None
     stop_reason: str
     policy_version: int
+    version_spans: list[VersionSpan] | None = None
 
     def __post_init__(self):
         for name in ("behavior_logprobs", "raw_logprobs"):

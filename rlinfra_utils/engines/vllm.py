@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from rlinfra_utils.engines.vllm_client import ADAPTER, InFlight, VLLMClient
 from rlinfra_utils.engines.vllm_folder import ADAPTED_MODULES, check_adapter, require_same, untied_view
 from rlinfra_utils.engines.vllm_process import EngineError, ServerProcess
-from rlinfra_utils.levels import detect, free_port
+from rlinfra_utils.levels import detect, free_port, vllm_options
 
 
 class VLLMServer(VLLMClient):
@@ -61,9 +62,11 @@ class VLLMServer(VLLMClient):
             raise ValueError("python=None: no vLLM environment here; run `make vllm` or set RLINFRA_VLLM_PYTHON")
         config = _config(folder)
         self._tied, self._max_adapter_rank = config.tie_word_embeddings, max_adapter_rank
+        self._one_swap = threading.Lock()
         self._home = Path(tempfile.mkdtemp(prefix="vllm-"))
         self._shapes = untied_view(folder, self._home / "served", self._tied)
         options = ["--dtype", dtype, "--max-model-len", max_model_len, "--max-num-seqs", max_num_seqs]
+        options += vllm_options(detect().capability)
         if max_adapter_rank is not None:
             # Without its head among the adapted modules: with it, prompt log-probs crash the server (vLLM issue 29955).
             options += ["--enable-lora", "--max-lora-rank", max_adapter_rank, "--lora-target-modules", *ADAPTED_MODULES]
@@ -158,7 +161,14 @@ class VLLMServer(VLLMClient):
             raise EngineError(f"{self._process.address} is another server's, which serves {', '.join(names)}")
 
     def _swap(self, change: Callable[[], Any], version: int, reset_cache: bool, in_flight: InFlight) -> None:
-        """Pause, change the weights, label them, resume; a server that was paused before stays so."""
+        """Pause, change the weights, label them, resume; a server that was paused before stays so.
+
+        One at a time: a caller that gave up leaves its load waiting here, and its pause is not one from before.
+        """
+        with self._one_swap:
+            self._swap_alone(change, version, reset_cache, in_flight)
+
+    def _swap_alone(self, change: Callable[[], Any], version: int, reset_cache: bool, in_flight: InFlight) -> None:
         was_paused = self.is_paused
         if not was_paused:
             self._pause_or_go_on(in_flight)

@@ -7,7 +7,6 @@ and the Prometheus text of GET /metrics. Leaves out sending them. Source: vLLM 0
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from rlinfra_utils.engines.generation import Completion
@@ -17,13 +16,6 @@ from rlinfra_utils.rollouts import Decoding, VersionSpan
 
 #: vLLM's finish reasons in the words of the rollout record: stop strings are refused, so only an EOS token stops.
 STOP_REASONS = {"stop": "eos", "length": "length", "abort": "abort"}
-
-
-@dataclass(frozen=True)
-class SpannedCompletion(Completion):
-    """A completion whose tokens may come from several versions, a span each; `policy_version` is that of the first."""
-
-    version_spans: list[VersionSpan]
 
 
 def sampling_params(decoding: Decoding, vocab_size: int) -> dict[str, Any]:
@@ -65,7 +57,7 @@ def as_version(label: str) -> int:
     return int(label)
 
 
-def completions(answer: dict[str, Any], prompt_index: int, prompt: list[int]) -> list[SpannedCompletion]:
+def completions(answer: dict[str, Any], prompt_index: int, prompt: list[int]) -> list[Completion]:
     """The completions of one prompt, in the order of their index.
 
     One that was aborted before its first token has no span, and version -1 (nothing was sampled).
@@ -78,7 +70,7 @@ def completions(answer: dict[str, Any], prompt_index: int, prompt: list[int]) ->
         ]
         content = choice["logprobs"]["content"] if choice["logprobs"] else []
         found.append(
-            SpannedCompletion(
+            Completion(
                 prompt_index=prompt_index,
                 prompt_tokens=list(prompt),
                 tokens=choice["token_ids"],

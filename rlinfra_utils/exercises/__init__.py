@@ -6,9 +6,10 @@ Leaves out: grading of free text; nothing leaves this machine (`store` keeps ans
     exercises.show("P02")
     exercises.attempt("P02", gb=..., gib=...)   # a literal ... means: not attempted
     exercises.solution("P02")                   # opens after an attempt
-    exercises.score()
+    exercises.score()                           # a table by lesson; exercises.score().to_html("score.html")
 """
 
 from rlinfra_utils.exercises.desk import attempt, score, show, solution
-from rlinfra_utils.exercises.pages import Page, Result, Score
+from rlinfra_utils.exercises.pages import Page, Result
 from rlinfra_utils.exercises.problems import PROBLEMS
+from rlinfra_utils.exercises.scoring import Mark, Score

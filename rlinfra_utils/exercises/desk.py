@@ -1,25 +1,27 @@
 """The four calls of a learner: show, attempt, solution, score.
 
-Models: an attempt counts once every answer can be read; anything else gets a sentence and changes nothing.
-Leaves out: how an answer is judged (`checking`), where it is kept (`store`), how it looks (`pages`).
+Models: an attempt counts once every answer can be read; anything else gets a sentence and changes nothing. The same
+wrong answers run again are the same attempt; other ones get the general hint besides.
+Leaves out: how an answer is judged (`checking`), where it is kept (`store`), how it looks (`pages`, `scoring`).
 """
 
 from __future__ import annotations
 
 from rlinfra_utils.exercises import store
-from rlinfra_utils.exercises.checking import MAX_TEXT, Unreadable, check, shown
-from rlinfra_utils.exercises.pages import Page, Result, Score
+from rlinfra_utils.exercises.checking import NotCounted, check, one_line, shown, typed
+from rlinfra_utils.exercises.pages import COMPARE, NOT_ATTEMPTED, NOT_COUNTED, Page, Result
 from rlinfra_utils.exercises.problems import PROBLEMS, Problem
-
-COMPARE = "compare with the solution"
-
-
-def _unknown(problem_id: object) -> str:
-    return f"{shown(problem_id)} is no problem; there are {', '.join(PROBLEMS)}"
+from rlinfra_utils.exercises.scoring import Mark, Score
 
 
 def _find(problem_id: object) -> Problem | None:
-    return PROBLEMS.get(problem_id) if isinstance(problem_id, str) else None
+    return PROBLEMS.get(problem_id) if type(problem_id) is str else None
+
+
+def _unknown(problem_id: object) -> str:
+    likely = [name for name in PROBLEMS if type(problem_id) is str and name.lower() == problem_id.strip().lower()]
+    rest = f'did you mean "{likely[0]}"?' if likely else f"there are {', '.join(PROBLEMS)}"
+    return f"{shown(problem_id)} is no problem; {rest}"
 
 
 def show(problem_id: str | None = None) -> Page:
@@ -31,69 +33,72 @@ def show(problem_id: str | None = None) -> Page:
 def attempt(problem_id: str | None = None, /, *unnamed: object, **answers: object) -> Result:
     """Check the answers to one problem, keep them, and say what to look at.
 
-    Every answer is given by name; `...` means "not attempted", and the rest is kept as a draft. Never raises for
-    an answer: one that cannot be read, is missing or is not asked for gets status "unreadable" and a sentence.
+    Every answer is given by name; `...` means "not attempted", and the rest is kept as a draft. Never raises for an
+    answer: one that cannot be read, is missing, is not asked for or is rounded too far is "not counted", with a
+    sentence that says why.
     """
     problem = _find(problem_id)
     if problem is None:
-        return Result("exercises", "unreadable", (_unknown(problem_id),))
+        return Result("exercises", NOT_COUNTED, (_unknown(problem_id),))
     if complaints := _complaints(problem, unnamed, answers):
-        return Result(problem.id, "unreadable", tuple(complaints))
+        return Result(problem.id, NOT_COUNTED, tuple(complaints))
+    entries, trouble = store.load()
+    entry = entries.get(problem.id, store.Entry())
     if any(answer is ... for answer in answers.values()):
-        return _not_attempted(problem, answers)
-    verdicts, lines, readable = [], [], True
-    for name, ask in problem.ask.items():
-        try:
-            right, line = check(ask, answers[name])
-            verdicts.append(right)
-        except Unreadable as error:
-            readable, line = False, str(error)
-        lines.append(f"{name}: {line}")
-    if not readable:
-        return Result(problem.id, "unreadable", tuple(lines))
-    status = "wrong" if False in verdicts else "right" if True in verdicts else COMPARE
-    return Result(problem.id, status, (*lines, *_keep(problem, answers, status)))
+        return _not_attempted(problem, answers, entry, trouble)
+    return _judged(problem, answers, entry, trouble)
 
 
 def _complaints(problem: Problem, unnamed: tuple, answers: dict[str, object]) -> list[str]:
     """Sentences about answers without a name, unknown ones and missing ones."""
+    if unnamed:
+        return [f"{shown(unnamed[0])} has no name; write {problem.call}"]
     asked = ", ".join(problem.ask)
-    found = [f"{shown(unnamed[0])} has no name; write {problem.call}"] if unnamed else []
-    found += [
-        f"{name[:60]}: {problem.id} does not ask for it; it asks for {asked}" for name in answers.keys() - problem.ask
-    ]
+    unknown = [name for name in answers if name not in problem.ask]
+    found = [f"{one_line(name)}: {problem.id} does not ask for it; it asks for {asked}" for name in unknown]
     found += [f"{name}: is missing; write {problem.call}" for name in problem.ask if name not in answers]
-    return found[:1] if unnamed else sorted(found)
+    return sorted(found)
 
 
-def _not_attempted(problem: Problem, answers: dict[str, object]) -> Result:
+def _not_attempted(problem: Problem, answers: dict[str, object], entry: store.Entry, trouble: str) -> Result:
     """Keep what was answered as a draft, and recall what was kept before."""
-    given = {name: _as_text(answer) for name, answer in answers.items() if answer is not ...}
-    state, note = store.load()
-    notes = [note]
+    given = {name: typed(answer) for name, answer in answers.items() if answer is not ...}
+    kept = entry.answers | given
+    if kept != entry.answers:
+        trouble = store.add(store.Line(problem=problem.id, answers=given, status=store.DRAFT))
+    lines = []
     if given:
-        state.problems.setdefault(problem.id, store.Entry()).answers.update(given)
-        notes.append(store.save(state))
-    lines = [f"still open: {', '.join(name for name in problem.ask if name not in given)}"] if given else []
-    if kept := state.problems.get(problem.id):
-        lines.append("kept: " + ", ".join(f"{name}={text!r}" for name, text in kept.answers.items()))
-    return Result(problem.id, "not attempted", (*lines, *filter(None, notes)))
+        lines.append(f"still open: {', '.join(name for name in problem.ask if name not in given)}")
+    elif not entry.attempts:
+        lines.append("Put your answers in place of the dots and run the cell again.")
+    if kept:
+        before = f"last time {entry.latest}: " if entry.attempts and not given else "kept: "
+        lines.append(before + ", ".join(f"{name}={one_line(repr(text), 1_000)}" for name, text in kept.items()))
+    return Result(problem.id, NOT_ATTEMPTED, (*lines, *filter(None, [trouble])))
 
 
-def _keep(problem: Problem, answers: dict[str, object], status: str) -> list[str]:
-    """Record the attempt; sentences about the file, if there is anything to say."""
-    state, trouble = store.load()
-    entry = state.problems.setdefault(problem.id, store.Entry())
-    entry.answers = {name: _as_text(answers[name]) for name in problem.ask}
-    entry.attempts += 1
-    entry.first = entry.first or status
-    entry.latest = status
-    return [note for note in (trouble, store.save(state)) if note]
-
-
-def _as_text(answer: object) -> str:
-    text = str(answer) if isinstance(answer, str | float) else shown(answer)
-    return text[:MAX_TEXT].encode(errors="replace").decode()
+def _judged(problem: Problem, answers: dict[str, object], entry: store.Entry, trouble: str) -> Result:
+    """Judge answers that are all there, and keep them if all can be read."""
+    text = {name: typed(answers[name]) for name in problem.ask}
+    again = entry.attempts > 0 and entry.answers == text
+    tried_before = entry.attempts > again
+    verdicts, lines, readable = [], [], True
+    for name, ask in problem.ask.items():
+        try:
+            right, line = check(ask, answers[name])
+        except NotCounted as error:
+            readable, right, line = False, None, str(error)
+        if right is False and tried_before and ask.hint not in line:
+            line += f" {ask.hint}"
+        verdicts.append(right)
+        lines.append(f"{name}: {line}")
+    if not readable:
+        return Result(problem.id, NOT_COUNTED, tuple(lines))
+    status = "wrong" if False in verdicts else "right" if True in verdicts else COMPARE
+    if not again:
+        trouble = store.add(store.Line(problem=problem.id, answers=text, status=status))
+    lines.append(f'The solution is open: exercises.solution("{problem.id}")')
+    return Result(problem.id, status, (*lines, *filter(None, [trouble])))
 
 
 def solution(problem_id: str | None = None) -> Page:
@@ -101,22 +106,19 @@ def solution(problem_id: str | None = None) -> Page:
     problem = _find(problem_id)
     if problem is None:
         return Page(_unknown(problem_id))
-    state, note = store.load()
-    if not state.attempted(problem.id):
+    entries, note = store.load()
+    if not entries.get(problem.id, store.Entry()).attempts:
         text = f"{problem.id}: the solution opens after an attempt: `{problem.call}`"
         return Page("\n\n".join(filter(None, [text, note])))
     return Page(f"**{problem.id} · {problem.title}: solution**\n\n{problem.solution.strip()}")
 
 
 def score() -> Score:
-    """How many problems were attempted and how many are right, by the file of answers."""
-    state, note = store.load()
-    entries = [state.problems[name] for name in PROBLEMS if state.attempted(name)]
-    return Score(
-        checked=len(entries),
-        total=len(PROBLEMS),
-        correct=sum(entry.latest == "right" for entry in entries),
-        first_try=sum(entry.first == "right" for entry in entries),
-        compared=sum(entry.latest == COMPARE for entry in entries),
-        lines=tuple(filter(None, [note])),
-    )
+    """What was attempted and what is right, by lesson, from the file of answers."""
+    entries, note = store.load()
+    marks = []
+    for problem in PROBLEMS.values():
+        entry = entries.get(problem.id, store.Entry())
+        status = entry.latest or NOT_ATTEMPTED
+        marks.append(Mark(problem.id, problem.title, problem.lesson, status, entry.attempts, entry.first == "right"))
+    return Score(tuple(marks), tuple(filter(None, [note])))

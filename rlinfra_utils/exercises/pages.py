@@ -1,6 +1,6 @@
 """What the exercises answer with: small objects that read well in a terminal and in a notebook.
 
-Models: a page of Markdown, the result of an attempt, the score. Leaves out: colour codes in plain text.
+Models: a page of Markdown, the result of an attempt. Leaves out: the score (`scoring`), colour codes in plain text.
 Use: `print(result)`, or let a notebook show it; `result.status` is one of `STATUSES`.
 """
 
@@ -9,23 +9,29 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
-#: Status of an attempt and the colour of its edge. "unreadable" is not counted as an attempt.
+COMPARE = "compare with the solution"
+NOT_ATTEMPTED = "not attempted"
+NOT_COUNTED = "not counted"
+
+#: Status of an attempt: a sign, and the colour of its edge, which stands out on white and on black.
 STATUSES = {
-    "right": "#2a9d4a",
-    "wrong": "#c8553d",
-    "compare with the solution": "#3a6ea5",
-    "not attempted": "#999999",
-    "unreadable": "#d4a017",
+    "right": ("✓", "#2a9d4a"),
+    "wrong": ("✗", "#c8553d"),
+    COMPARE: ("≈", "#3a7ebf"),
+    NOT_ATTEMPTED: ("○", "#888888"),
+    NOT_COUNTED: ("?", "#b8860b"),
 }
 
 
-class _Plain:
+class Plain:
+    """An object whose `repr` is its text, so that a terminal shows it like `print` does."""
+
     def __repr__(self) -> str:
         return str(self)
 
 
 @dataclass(frozen=True, repr=False)
-class Page(_Plain):
+class Page(Plain):
     """A question or a solution; `text` is Markdown that also reads as plain text."""
 
     text: str
@@ -38,8 +44,8 @@ class Page(_Plain):
 
 
 @dataclass(frozen=True, repr=False)
-class Result(_Plain):
-    """What became of an attempt: one line an answer, and lines about the file where answers are kept."""
+class Result(Plain):
+    """What became of an attempt: one line an answer, and lines about what comes next."""
 
     problem_id: str
     status: str
@@ -49,29 +55,8 @@ class Result(_Plain):
         return "\n".join([f"{self.problem_id}: {self.status}", *(f"  {line}" for line in self.lines)])
 
     def _repr_html_(self) -> str:
+        sign, color = STATUSES[self.status]
         lines = "".join(f"<div>{html.escape(line)}</div>" for line in self.lines)
         head = html.escape(f"{self.problem_id}: {self.status}")
-        style = f"border-left: 4px solid {STATUSES[self.status]}; padding-left: 0.7em"
-        return f'<div style="{style}"><b>{head}</b>{lines}</div>'
-
-
-@dataclass(frozen=True, repr=False)
-class Score(_Plain):
-    """`correct` counts latest attempts, `first_try` first ones; `compared` are open answers, which nobody grades."""
-
-    checked: int
-    total: int
-    correct: int
-    first_try: int
-    compared: int
-    lines: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        parts = [f"Checked {self.checked} / {self.total}", f"correct {self.correct}"]
-        parts += [f"at the first try {self.first_try}"] * (self.correct > 0)
-        parts += [f"open, compared by yourself {self.compared}"] * (self.compared > 0)
-        return "\n".join([" · ".join(parts), *self.lines])
-
-    def _repr_html_(self) -> str:
-        head, *lines = str(self).split("\n")
-        return f"<b>{html.escape(head)}</b>" + "".join(f"<div>{html.escape(line)}</div>" for line in lines)
+        style = f"border-left: 4px solid {color}; padding-left: 0.7em"
+        return f'<div style="{style}"><b>{sign} {head}</b>{lines}</div>'

@@ -6,6 +6,7 @@ Use: `PROBLEMS["P02"].ask["gib"].label`; `PROBLEMS["P02"].question` is Markdown 
 
 from __future__ import annotations
 
+import math
 import tomllib
 from fractions import Fraction
 from importlib.resources import files
@@ -13,6 +14,9 @@ from string import ascii_uppercase
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+#: A tolerance up to this is for rounding in floating point only.
+EXACT = 1e-6
 
 
 class _Model(BaseModel):
@@ -50,6 +54,22 @@ class Ask(_Model):
         """The letters of the options: "ABCD"."""
         return ascii_uppercase[: len(self.options)]
 
+    @property
+    def precision(self) -> str:
+        """How exact a number has to be: "2 decimals"; empty where the exact value is asked for."""
+        return f"{math.ceil(-math.log10(2 * self.tolerance))} decimals" if self.tolerance > EXACT else ""
+
+    @property
+    def described(self) -> str:
+        """The label, and the form that an answer takes."""
+        forms = {
+            "number": f"to {self.precision}" if self.precision else "",
+            "choice": 'a letter such as "A"',
+            "matching": f"such as {len(self.items) * 'A'!r}",
+            "text": "a few words in quotes",
+        }
+        return "; ".join(filter(None, [self.label, forms[self.kind]]))
+
     def listed(self) -> str:
         """Items and options as Markdown lists; empty where there are none."""
         lines = [f"{number}. {item}" for number, item in enumerate(self.items, 1)]
@@ -79,7 +99,7 @@ class Problem(_Model):
         parts = [f"**{self.id} · {self.title}** (lesson {self.lesson})", self.text.strip()]
         for name, ask in self.ask.items():
             parts += [f"Options for `{name}`:", ask.listed()] if ask.options else []
-        parts += [f"`{self.call}`", "\n".join(f"- `{name}`: {ask.label}" for name, ask in self.ask.items())]
+        parts += [f"`{self.call}`", "\n".join(f"- `{name}`: {ask.described}" for name, ask in self.ask.items())]
         return "\n\n".join(parts)
 
 

@@ -1,98 +1,107 @@
-"""Answers and results in one local JSON file, so that a learner can stop and go on.
+"""Answers in one local file, one line of JSON an attempt, so that a learner can stop and go on.
 
-Models: `rlinfra_answers.json` in the working directory, or the path in the environment variable RLINFRA_ANSWERS.
-It is written aside and renamed, so it is never half a file; one that makes no sense is set aside, never overwritten.
-Where no file can be used, the answers live as long as the process. Leaves out: several people sharing a file.
-Use: `state, note = load()`; `note = save(state)`; a note is a sentence for the learner, or "".
+Models: `rlinfra_answers.jsonl` in the working directory, or the path in the environment variable RLINFRA_ANSWERS.
+Lines are only ever added, each in a single write, so notebooks that run at once share the file and lose nothing. A
+line that cannot be read is skipped and mentioned. A file without any line of ours is somebody else's and stays as it
+is; then, and where nothing can be written, answers live as long as the process.
+Leaves out: several people sharing a file. Use: `entries, note = load()`; `note = add(line)`; a note is a sentence
+for the learner, or "".
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
-from itertools import count
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 VARIABLE = "RLINFRA_ANSWERS"
-DEFAULT_NAME = "rlinfra_answers.json"
+DEFAULT_NAME = "rlinfra_answers.jsonl"
+DRAFT = "draft"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Line(BaseModel):
+    """One attempt or draft: the problem, the answers as typed, and what came of it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    problem: str
+    answers: dict[str, str]
+    status: Literal["right", "wrong", "compare with the solution", "draft"]
 
 
-class Entry(_Model):
-    """One problem: the latest answers as text, how often it was attempted, the first and the latest status."""
+@dataclass
+class Entry:
+    """What the lines of one problem add up to: the latest answers, attempts, the first and the latest status."""
 
-    answers: dict[str, str] = {}
+    answers: dict[str, str] = field(default_factory=dict)
     attempts: int = 0
     first: str | None = None
     latest: str | None = None
 
-
-class State(_Model):
-    """All problems by id."""
-
-    problems: dict[str, Entry] = {}
-
-    def attempted(self, problem_id: str) -> bool:
-        """Whether there is more than a draft."""
-        return problem_id in self.problems and self.problems[problem_id].attempts > 0
+    def take(self, line: Line) -> None:
+        """Add one line; a draft changes the answers only."""
+        if line.status == DRAFT:
+            self.answers = self.answers | line.answers
+            return
+        self.answers, self.latest = line.answers, line.status
+        self.attempts += 1
+        self.first = self.first or line.status
 
 
 def path() -> Path:
     """Where the answers are kept."""
-    return Path(os.environ.get(VARIABLE) or DEFAULT_NAME)
+    return Path(os.environ.get(VARIABLE) or DEFAULT_NAME).absolute()
 
 
-_memory: dict[Path, State] = {}  # by file: what could not be written
+_waiting: dict[Path, list[Line]] = {}  # by file: lines that could not be written yet
 
 
-def load() -> tuple[State, str]:
-    """The state, empty where there is no file yet; a file that cannot be understood is renamed first."""
+def load() -> tuple[dict[str, Entry], str]:
+    """Entries by problem, none where there is no file yet, and a note about what could not be read."""
     file = path()
+    lines, note = _read(file)
+    entries: dict[str, Entry] = {}
+    for line in (*lines, *_waiting.get(file, ())):
+        entries.setdefault(line.problem, Entry()).take(line)
+    return entries, note
+
+
+def _read(file: Path) -> tuple[list[Line], str]:
     try:
-        return State.model_validate_json(file.read_bytes()), ""
+        raw_lines = [raw for raw in file.read_bytes().split(b"\n") if raw.strip()]
     except FileNotFoundError:
-        return _memory.get(file, State()), ""
-    except ValidationError:
-        return _set_aside(file)
+        return [], ""
     except OSError as error:
-        note = f"{file}: cannot be read ({error.strerror}); set {VARIABLE} to another path"
-        return _memory.setdefault(file, State()), note
+        return [], f"{file}: cannot be read ({error.strerror}); set {VARIABLE} to another path"
+    lines = []
+    for raw in raw_lines:
+        try:
+            lines.append(Line.model_validate_json(raw))
+        except ValidationError:
+            continue
+    if raw_lines and not lines:
+        return [], f"{file}: holds no answers that can be read, so it is left alone; set {VARIABLE} to another path"
+    skipped = len(raw_lines) - len(lines)
+    return lines, f"{file}: {skipped} of {len(raw_lines)} lines cannot be read and do not count" if skipped else ""
 
 
-def _set_aside(file: Path) -> tuple[State, str]:
-    aside = next(p for n in count(1) if not (p := file.with_name(f"{file.stem}.unreadable-{n}.json")).exists())
-    try:
-        file.rename(aside)
-    except OSError as error:
-        note = f"{file}: holds no answers that can be read, and cannot be renamed ({error.strerror})"
-        return _memory.setdefault(file, State()), note
-    return State(), f"{file}: held no answers that can be read; it is kept as {aside.name}, and the score starts anew"
-
-
-def save(state: State) -> str:
-    """Write the state; where that fails, keep it in memory and say so."""
+def add(line: Line) -> str:
+    """Append a line; where that fails, keep it in memory and say so."""
     file = path()
-    if file.exists() and state is _memory.get(file):  # `load` could not read that file: leave it as it is
-        return ""
-    aside = None
-    try:
-        handle, aside = tempfile.mkstemp(prefix=file.name, suffix=".part", dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(state.model_dump_json(indent=1) + "\n")
-        os.replace(aside, file)
-    except OSError as error:
-        if aside:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-        _memory[file] = state
-        return (
-            f"{file}: the answer is not kept on disk ({error.strerror}); set {VARIABLE} to a path that can be written"
-        )
-    _memory.pop(file, None)
-    return ""
+    waiting = [*_waiting.get(file, []), line]
+    lines, note = _read(file)
+    if not note or lines:
+        # A newline before and after, as in RFC 7464: a line torn by a full disk spoils only itself.
+        data = "".join(f"\n{each.model_dump_json()}\n" for each in waiting).encode()
+        try:
+            with open(file, "ab") as stream:
+                stream.write(data)
+            _waiting.pop(file, None)
+            return note
+        except OSError as error:
+            note = f"{file}: the answer is not kept on disk ({error.strerror}); set {VARIABLE} to another path"
+    _waiting[file] = waiting
+    return note

@@ -5,6 +5,7 @@ network). A notebook calls `levels.activate(LEVEL)` after its parameters; cells 
 `%%level B name` where they need more than a CPU.
 """
 
-from rlinfra_utils.levels.machine import Machine, choose_dtype, detect, free_port, native_bfloat16, supports
+from rlinfra_utils.levels.accelerator import choose_dtype, native_bfloat16, supports, vllm_options
+from rlinfra_utils.levels.machine import Machine, detect, free_port
 from rlinfra_utils.levels.results import store, stored
 from rlinfra_utils.levels.session import LEVELS, LevelError, Session, activate, missing, resolve

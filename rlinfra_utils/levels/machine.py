@@ -1,4 +1,4 @@
-"""The machine at hand: cores, memory, accelerator, engines, and the dtype that its accelerator can use.
+"""The machine at hand: cores, memory, accelerator, engines. What the accelerator can do, `accelerator.py` says.
 
 Leaves out: accelerators other than CUDA's and ROCm's, and the speed of anything. `detect()` reads it all
 once; torch is imported only there, and nothing odd about a machine raises: it lands in `problems`.
@@ -16,12 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinfra_utils.levels.accelerator import Capability, choose_dtype, native_bfloat16
+
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-#: Lowest CUDA compute capability with native support (NVIDIA's CUDA programming guide, arithmetic tables).
-NEEDS_CAPABILITY = {"bfloat16": (8, 0), "fp8": (8, 9)}
-
-Capability = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -51,48 +48,6 @@ class Machine:
     def dtype(self) -> str:
         """The dtype for a model on this machine, see `choose_dtype`."""
         return choose_dtype(self.capability)
-
-
-@dataclass(frozen=True)
-class Support:
-    """A yes or no with its reason; true or false in a condition."""
-
-    ok: bool
-    reason: str
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-
-def supports(feature: str, capability: Capability | None) -> Support:
-    """Whether compute `capability` has native `feature` ("bfloat16", "fp8"); None means no accelerator.
-
-    Raises ValueError for an unknown feature, or a capability that is not two integers.
-    """
-    if feature not in NEEDS_CAPABILITY:
-        raise ValueError(f"feature={feature!r} is not known; choose from {sorted(NEEDS_CAPABILITY)}")
-    needs = NEEDS_CAPABILITY[feature]
-    wanted = f"{feature} needs compute capability {needs[0]}.{needs[1]} or higher"
-    if capability is None:
-        return Support(False, f"{wanted}; there is no accelerator")
-    if not (isinstance(capability, tuple) and [type(part) for part in capability] == [int, int]):
-        raise ValueError(f"capability={capability!r} is not a pair of integers such as (7, 5)")
-    return Support(capability >= needs, f"{wanted}; this one has {capability[0]}.{capability[1]}")
-
-
-def native_bfloat16(capability: Capability | None) -> bool:
-    """Whether bfloat16 is native: capability 8.0 or higher.
-
-    `torch.cuda.is_bf16_supported()` also says yes where it is only emulated, such as on a T4.
-    """
-    return bool(supports("bfloat16", capability))
-
-
-def choose_dtype(capability: Capability | None) -> str:
-    """The name of torch's dtype for a model: "bfloat16" where native, else "float16"; "float32" on a CPU."""
-    if capability is None:
-        return "float32"
-    return "bfloat16" if native_bfloat16(capability) else "float16"
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Stored results: what a level-B or level-C cell measured, with its date, hardware and versions.
+"""Stored results: what a level-B or level-C cell measured, with its date, hardware, versions and cost.
 
 Leaves out: arrays and large tables; a stored result is a few numbers. `store` writes one JSON file,
 `stored` reads it back checked, from the installed package or from the checkout's `results/`.
@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlinfra_utils.levels import cost
 from rlinfra_utils.levels.machine import detect, version
 
 VERSIONED = ("rlinfra-utils", "numpy", "torch", "transformers", "ray")
@@ -39,6 +40,11 @@ class _Hardware(_Model):
     gpu_memory_bytes: int | None
 
 
+class _Cost(_Model):
+    seconds: float = Field(ge=0)
+    peak_memory_bytes: int | None
+
+
 class _Stored(_Model):
     name: str = Field(pattern=NAME, max_length=80)
     date: datetime.date
@@ -47,6 +53,7 @@ class _Stored(_Model):
     versions: dict[str, str]
     parameters: dict[str, Any]
     result: dict[str, Any] = Field(min_length=1)
+    cost: _Cost | None = None  # of the level cell that stored it
 
 
 class Table:
@@ -68,6 +75,7 @@ class Table:
 def store(name: str, result: dict, folder: str | Path, *, level: str = "B", parameters: dict | None = None) -> Path:
     """Write `result` as `folder`/`name`.json with today's date (UTC), this machine and its versions.
 
+    From a `%%level B name` cell it takes along what the cell has cost so far, in seconds and bytes of memory.
     `result` and `parameters` hold plain values: str, bool, int, finite float, None, lists and dicts of these.
     The file is written aside and renamed, so a reader never sees half of it. Returns its path.
     Raises ValueError naming the field that is not plain, and for a name outside [a-z0-9_]+.
@@ -76,6 +84,7 @@ def store(name: str, result: dict, folder: str | Path, *, level: str = "B", para
     _require_plain("result", result)
     _require_plain("parameters", parameters)
     machine = asdict(detect())
+    cell = cost.spent(name)
     found = {distribution: version(distribution) for distribution in VERSIONED}
     try:
         record = _Stored(
@@ -86,6 +95,7 @@ def store(name: str, result: dict, folder: str | Path, *, level: str = "B", para
             versions={"python": platform.python_version()} | {k: v for k, v in found.items() if v is not None},
             parameters=parameters,
             result=result,
+            cost=None if cell is None else _Cost(**cell._asdict()),
         )
     except ValidationError as error:
         raise ValueError(f"cannot store result {name!r}: {_first(error)}") from None
@@ -99,7 +109,8 @@ def store(name: str, result: dict, folder: str | Path, *, level: str = "B", para
 
 
 def stored(name: str) -> dict:
-    """The stored result `name` as a dict: name, date, level, hardware, versions, parameters, result.
+    """The stored result `name` as a dict: name, date, level, hardware, versions, parameters, result,
+    cost (None where no level cell stored it).
 
     Raises FileNotFoundError where there is none, ValueError naming the file and field where it is malformed.
     """
@@ -130,9 +141,26 @@ def describe(name: str) -> tuple[str, Table]:
     record = _read(name)
     rows = [(label, _text(value)) for label, value in record.result.items()]
     rows += [(f"parameter {label}", _text(value)) for label, value in record.parameters.items()]
+    if record.cost is not None:
+        rows.append(("took", str(cost.Cost(**record.cost.model_dump()))))
     versions = ", ".join(f"{package} {number}" for package, number in record.versions.items())
     rows += [("date", record.date.isoformat()), ("hardware", _hardware_text(record.hardware)), ("versions", versions)]
     return f"Stored result of {record.date.isoformat()}, {_hardware_text(record.hardware)}:", Table(rows)
+
+
+def foretell(name: str) -> str:
+    """What running the cell `name` took where its stored result comes from: time, memory, date, machine.
+
+    Raises ValueError for a stored result that is malformed.
+    """
+    try:
+        record = _read(name)
+    except FileNotFoundError:
+        record = None
+    if record is None or record.cost is None:
+        return "its time and memory are not stored"
+    took = cost.Cost(**record.cost.model_dump())
+    return f"about {took}, measured {record.date.isoformat()} on {_hardware_text(record.hardware)}"
 
 
 def _folder() -> Path:

@@ -1,8 +1,8 @@
 """Which level runs: what each level needs, how LEVEL is resolved, and the `%%level` cell magic.
 
-A cell that begins with `%%level B name` runs as an ordinary cell where level B runs; elsewhere it says
-why not and shows the stored result `name`. Leaves out: names for later cells. A level cell that is not
-run defines nothing, so no cell below may need what it defines.
+A cell that begins with `%%level B name` runs as an ordinary cell where level B runs, after a line with the time and
+memory that it took where its stored result comes from; elsewhere it says why not and shows that result. Leaves out
+names for later cells: a level cell that is not run defines nothing, so no cell below may need what it defines.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rlinfra_utils.levels import cost
+from rlinfra_utils.levels.accelerator import VLLM_VERSION
 from rlinfra_utils.levels.machine import Machine, detect
-from rlinfra_utils.levels.results import NAME, Table, describe
+from rlinfra_utils.levels.results import NAME, Table, describe, foretell
 
 LEVELS = ("A", "B", "C")
 
@@ -99,6 +101,23 @@ class Session:
         below = lines[1:]
         return below if below and below[0].startswith("%%") else ["\n", *below]
 
+    def announce(self, info) -> None:
+        """Before a `%%level` cell that runs here: say what it took where its stored result comes from; start its clock.
+
+        IPython calls it with what is about to run (event `pre_run_cell`).
+        """
+        first, _, _ = (info.raw_cell or "").partition("\n")
+        words = first.split()
+        if words[:1] != ["%%level"] or not _is_level_line(words[1:]) or self.blocked(words[1]):
+            return
+        level, name = words[1:]
+        try:
+            took = foretell(name)
+        except ValueError as error:
+            took = str(error)
+        print(f"Level {level}, {name}: {took}.", flush=True)
+        cost.begin(name)
+
     def show_stored(self, line: str, cell: str) -> None:
         """Cell magic for a `%%level` cell that does not run here: one line why, and the stored result."""
         from IPython.display import display
@@ -131,10 +150,7 @@ class Session:
             ("CPU", cpu),
             ("accelerator", _accelerators(machine)),
             ("small model (135M)", source[machine.small_model]),
-            (
-                "vLLM",
-                "its own environment" if machine.vllm_python else "no environment of its own: make vllm",
-            ),
+            ("vLLM", "its own environment" if machine.vllm_python else _how_to_get_vllm(machine)),
             ("Ray", machine.ray_version or "not installed"),
             *(("problem", problem) for problem in machine.problems),
         ]
@@ -170,6 +186,10 @@ def activate(level: str) -> Session:
     earlier = "Session.as_ordinary_cell"
     others = [t for t in shell.input_transformers_cleanup if getattr(t, "__qualname__", "") != earlier]
     shell.input_transformers_cleanup[:] = [*others, session.as_ordinary_cell]
+    for former in shell.events.callbacks["pre_run_cell"][:]:
+        if getattr(former, "__qualname__", "") == "Session.announce":
+            shell.events.unregister("pre_run_cell", former)
+    shell.events.register("pre_run_cell", session.announce)
     display(session)
     return session
 
@@ -189,6 +209,14 @@ def _require_level(level: str, choices: tuple[str, ...]) -> None:
 
 def _is_level_line(words: list[str]) -> bool:
     return len(words) == 2 and words[0] in ("B", "C") and re.fullmatch(NAME, words[1]) is not None
+
+
+def _how_to_get_vllm(machine: Machine) -> str:
+    if machine.gpu_name is None:
+        return "no environment of its own: make vllm"
+    # Colab's Python cannot make a venv by itself, and its torch has to stay as it is.
+    steps = f"pip install virtualenv; virtualenv .venv-vllm; .venv-vllm/bin/pip install vllm=={VLLM_VERSION}"
+    return f"no environment of its own: {steps}"
 
 
 def _accelerators(machine: Machine) -> str:

@@ -89,6 +89,7 @@ def kv_capacity(
     That is what vLLM logs as "KV cache size: N tokens" for a model whose layers all grow with tokens.
     Where part of a sequence does not grow (a linear state, a window that is freed), the number depends on
     the length of the sequences: give `tokens_per_seq`, and it is int(sequences that fit * length), as in `RequestCost`.
+    Raises ValueError where it is needed and not given.
     """
     amount("pool_bytes", pool_bytes)
     block = whole("block_tokens", block_tokens)
@@ -124,7 +125,10 @@ class RequestCost:
         return self.fixed_bytes + self.per_token_bytes * whole("tokens", tokens, 0)
 
     def concurrency(self, pool_bytes: float, tokens: int) -> float:
-        """Requests of `tokens` tokens that a pool holds at once, with the fraction."""
+        """Requests of `tokens` tokens that a pool holds at once, with the fraction.
+
+        Raises ValueError for a request that costs nothing.
+        """
         if not self.bytes(tokens):
             raise ValueError(f"tokens={tokens}: such a request costs nothing, any number fits")
         return amount("pool_bytes", pool_bytes) / self.bytes(tokens)

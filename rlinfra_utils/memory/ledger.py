@@ -77,7 +77,10 @@ class Ledger:
     __rmul__ = __mul__
 
     def times_bytes(self, bytes_each: float) -> Ledger:
-        """The same lines in bytes, at `bytes_each` for one of what this ledger counts."""
+        """The same lines in bytes, at `bytes_each` for one of what this ledger counts.
+
+        Raises ValueError for a ledger that is in bytes.
+        """
         amount("bytes_each", bytes_each, above=True)
         if self.unit == "bytes":
             raise ValueError("unit='bytes': already in bytes, scale it with `*`")

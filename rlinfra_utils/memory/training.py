@@ -69,7 +69,7 @@ def model_state(
     `num_trainable` of them are trained (all, if None); the rest are frozen: `frozen_weight` bytes each
     (the recipe's weight, if None), no gradient, no master, no moments. So for LoRA `num_params` counts base
     and adapters (`lora` does that). Formula: lecture step 12.2.1. torch's Adam also keeps a 4-byte step
-    counter for each tensor, which is left out.
+    counter for each tensor, which is left out. Raises ValueError for more trainable than all.
     """
     num_params = whole("num_params", num_params)
     trainable = num_params if num_trainable is None else whole("num_trainable", num_trainable, 0)

@@ -67,7 +67,10 @@ class Tail:
 
 
 def tail(durations: ArrayLike, group_size: int = 1) -> Tail:
-    """The tail of measured durations, in any unit, in groups of `group_size` drawn from them with replacement."""
+    """The tail of measured durations, in any unit, in groups of `group_size` drawn from them with replacement.
+
+    `durations`: one a rollout. Raises ValueError for none, one below 0 or not finite, or all of them 0.
+    """
     times = np.sort(numbers("durations", durations, some_above_zero=True))
     times = times / times.max()  # first, so that the mean of tiny values is no zero
     times = times / times.mean()

@@ -24,7 +24,10 @@ def utilization(durations_s: ArrayLike) -> float:
 
 
 def group_s(durations_s: ArrayLike) -> float:
-    """Seconds until a group that started together may be used: its slowest rollout."""
+    """Seconds until a group that started together may be used: its slowest rollout.
+
+    Raises ValueError for an empty row, and for a duration that is negative or not finite.
+    """
     return float(numbers("durations_s", durations_s).max())
 
 
@@ -32,7 +35,7 @@ def mean_group_s(durations_s: ArrayLike, group_size: int) -> float:
     """Mean seconds of groups of `group_size` rollouts that are drawn from `durations_s` with replacement.
 
     Exact for the given sample: the k-th smallest of m durations is a group's slowest with probability
-    (k / m)^G - ((k - 1) / m)^G.
+    (k / m)^G - ((k - 1) / m)^G. Raises ValueError as `group_s`.
     """
     times_s = np.sort(numbers("durations_s", durations_s))
     return float(times_s @ _slowest_chances(len(times_s), whole("group_size", group_size)))

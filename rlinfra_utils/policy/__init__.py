@@ -1,5 +1,9 @@
 """A tiny real policy: its task and verifier, its model, one GRPO update, the sequential loop, the stale one."""
 
+from rlinfra_utils.doors import installed
+
+installed("torch", "transformers", extra="torch")
+
 from rlinfra_utils.policy.delay import Clock, DelayQueue, Group, StageCosts
 from rlinfra_utils.policy.drift import Drift, drift
 from rlinfra_utils.policy.grpo import GroupAdvantages, group_advantages, grpo_loss, kl_to_base, token_ratio
@@ -16,7 +20,7 @@ from rlinfra_utils.policy.model import (
     tiny_llama,
     tokenizer_version,
 )
-from rlinfra_utils.policy.records import answer_prompt, reward_records
+from rlinfra_utils.policy.records import answer_prompt, reward_records, versions_of
 from rlinfra_utils.policy.staleness import BUDGETS, LagRun, run_with_lag
 from rlinfra_utils.policy.task import (
     MAX_ANSWER_CHARS,

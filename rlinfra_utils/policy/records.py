@@ -17,6 +17,17 @@ from rlinfra_utils.policy.task import VERIFIER_VERSION, verify
 from rlinfra_utils.rollouts import STOP_REASONS, Decoding, Rollout
 
 
+def versions_of(tokenizer: Any, engine: str) -> dict[str, Any]:
+    """What records depend on beside weights and decoding, as the component "versions" of a checkpoint has it."""
+    return {
+        "tokenizer": tokenizer_version(tokenizer),
+        "chat_template": chat_template_version(tokenizer),
+        "verifier": VERIFIER_VERSION,
+        "environment": "addition",
+        "engine": {"version": engine, "precision": "float32", "quantization": None, "adapters": None},
+    }
+
+
 def answer_prompt(
     engine: Any, tokenizer: Any, text: str, decoding: Decoding, sample_ids: Sequence[str], seed: int, **fields: Any
 ) -> tuple[list[Rollout], Any]:
@@ -41,7 +52,7 @@ def answer_prompt(
 
 def _record(shared: dict[str, Any], sample_id: str, completion: Any) -> Rollout:
     num_tokens = len(completion.tokens)
-    spans = getattr(completion, "version_spans", [])
+    spans = completion.version_spans or []
     by_version = {"version_spans": spans} if len(spans) > 1 else {"policy_version": completion.policy_version}
     return Rollout(
         **shared,

@@ -10,6 +10,10 @@ and full disks; resumes from all or part of a checkpoint. Leaves out several mac
 A script that starts processes needs `if __name__ == "__main__":`; a notebook does not.
 """
 
+from rlinfra_utils.doors import installed
+
+installed("torch", "transformers", extra="torch")
+
 from rlinfra_utils.recovery.branches import Branches, MemoryLoop, branches, without_each
 from rlinfra_utils.recovery.config import RecoveryError, RunConfig
 from rlinfra_utils.recovery.drill import Report, drill

@@ -116,7 +116,6 @@ class Learner:
 
         Rollouts that wait in files of their own stay there: the open episodes name them, sampled or not.
         """
-        engine = {"version": "HFEngine", "precision": "float32", "quantization": None, "adapters": None}
         episodes = [
             {"episode_id": f"step-{order.step}", "environment_state": order.to_json()} for order in self.orders.values()
         ]
@@ -133,13 +132,7 @@ class Learner:
             "data_position": self.position.to_component(),
             "curriculum": self.curriculum.to_json(),
             "normalizers": self.normalizer.to_json(),
-            "versions": {
-                "tokenizer": policy.tokenizer_version(self.tokenizer),
-                "chat_template": policy.chat_template_version(self.tokenizer),
-                "verifier": policy.VERIFIER_VERSION,
-                "environment": "addition",
-                "engine": engine,
-            },
+            "versions": policy.versions_of(self.tokenizer, "HFEngine"),
             "rollout_schema": rollout_schema(),
             "decoding": self.config.decoding.model_dump(),
             "layout": {"world_size": 1},

@@ -10,6 +10,10 @@ parallelism, mixed precision, who starts the processes, and the update itself (`
         save_sharded(folder, step, model, trainer.optimizer, components, ranks)
 """
 
+from rlinfra_utils.doors import installed
+
+installed("torch", "transformers", extra="torch")
+
 from rlinfra_utils.sharded.group import Ranks, RanksError, init_group
 from rlinfra_utils.sharded.loading import load_sharded
 from rlinfra_utils.sharded.model import FullState, gather_full, named_tensors, shard_model

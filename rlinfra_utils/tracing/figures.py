@@ -26,6 +26,8 @@ JUMP_BATCHES = 5
 #: Readings of the queue: the last ones, those passed over before them, and how many there must be before that.
 QUEUE_LAST, QUEUE_BETWEEN, QUEUE_BEFORE = 24, 24, 48
 _ALIVE = ("worker_started", "heartbeat")
+#: Intervals from which a median says what is usual; the first ones after a start are of any length.
+FEWEST_BEATS = 5
 
 
 def _figure(rows: list[tuple], reason: str) -> pd.DataFrame:
@@ -81,23 +83,37 @@ def checkpoint_gap(run: RunData, batches: pd.DataFrame, now_unix_s: float) -> pd
 
 
 def silence(run: RunData, batches: pd.DataFrame, now_unix_s: float) -> pd.DataFrame:
-    """Silences of each worker, in its own median heartbeat intervals, at the moment at which they began.
+    """Silences of each worker, in its heartbeat intervals, at the moment at which they began.
 
-    A worker that was seen to die and did not come back is silent for ever; one with an event worker_stopped is done.
+    A worker that was seen to die and did not come back is silent for ever; one with an event worker_stopped has
+    nothing to say until it starts again.
     """
     events = run.events[run.events["worker"].notna()]
     rows = []
-    for worker, own in events[events["kind"].isin(_ALIVE)].groupby("worker"):
-        stamps = sorted(own["time_unix_s"])
-        usual_s = float(np.median(np.diff(stamps))) if len(stamps) > 1 else 0.0
-        ended = events[(events["worker"] == worker) & (events["time_unix_s"] >= stamps[-1])]
-        of = (f"worker {worker}", own["branch_id"].iloc[-1], own["config_hash"].iloc[-1])
-        rows += [(a, (b - a) / usual_s, *of) for a, b in pairwise(stamps) if usual_s > 0]
-        if (ended["kind"] == "worker_died").any():
+    for worker, signs in events[events["kind"].isin(_ALIVE)].groupby("worker"):
+        own = events[events["worker"] == worker]
+        stamps, interval_s = sorted(signs["time_unix_s"]), _interval_s(signs)
+        of = (f"worker {worker}", signs["branch_id"].iloc[-1], signs["config_hash"].iloc[-1])
+        stops = own.loc[own["kind"] == "worker_stopped", "time_unix_s"]
+        died = ((own["kind"] == "worker_died") & (own["time_unix_s"] >= stamps[-1])).any()
+        silences = [(a, b) for a, b in pairwise([*stamps, now_unix_s]) if not stops.between(a, b).any()]
+        rows += [(a, (b - a) / interval_s, *of) for a, b in silences if interval_s > 0]
+        if died:
             rows.append((stamps[-1], math.inf, *of))
-        elif usual_s > 0 and not (ended["kind"] == "worker_stopped").any():
-            rows.append((stamps[-1], (now_unix_s - stamps[-1]) / usual_s, *of))
-    return _figure(rows, "no worker has two heartbeats")
+    return _figure(rows, f"no worker declares its heartbeat interval or has {FEWEST_BEATS} of them")
+
+
+def _interval_s(signs: pd.DataFrame) -> float:
+    """The longest that the heartbeats declare as `within_s`, else their median; 0 where they are too few for one.
+
+    A worker that is heard only between two pieces of work has to declare it: its usual interval is that of its idle
+    time, and a long piece of work would look like death.
+    """
+    declared = signs["within_s"].dropna() if "within_s" in signs else signs["time_unix_s"].iloc[:0]
+    gaps_s = np.diff(np.sort(signs["time_unix_s"]))
+    if len(declared):
+        return float(declared.max())
+    return float(np.median(gaps_s)) if len(gaps_s) >= FEWEST_BEATS else 0.0
 
 
 def queue_growth(run: RunData, batches: pd.DataFrame, now_unix_s: float) -> pd.DataFrame:

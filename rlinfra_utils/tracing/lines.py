@@ -67,7 +67,7 @@ class EventLine(_Line):
     """Something that happened to `worker`; fields by kind in `REQUIRED`, others as they come.
 
     `step` of checkpoint_saved and restored is the last optimizer_step that these weights have seen. A rollout_lost
-    or retry names its `rollout_id` where it has one.
+    or retry names its `rollout_id` where it has one. A heartbeat may say `within_s`: by when the next one is due.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -1,4 +1,4 @@
-"""The laws of a calibrated run, and any other configuration as a loop of the simulator: `Twin`, `InGroups`.
+"""The laws of calibrated runs, and any other configuration as a loop of the simulator: `Twin`, `InGroups`.
 
 Models the run's own controller object over a loop that counts groups. Leaves out where the laws come from
 (`calibration.py`). Use: `made.figures(made.predict(controller="one_step_off"))`.
@@ -6,19 +6,22 @@ Models the run's own controller object over a loop that counts groups. Leaves ou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlinfra_utils.cluster.config import ClusterConfig
 from rlinfra_utils.cluster.twin.figures import WARMUP_UPDATES, Figures, figures
+from rlinfra_utils.cluster.twin.overlap import share_beside
 from rlinfra_utils.doors import short
 from rlinfra_utils.simulator import Constant, Controller, Counts, LogNormal, LoopConfig, Measured, Run, simulate
 from rlinfra_utils.simulator.config import Tools
 
 #: The simulator wants a positive time even where all of it depends on how many share the core.
 _NO_TIME_S = 1e-9
+#: Simulations until the overlap that goes in is the one that comes out, to the noise of a run.
+_ROUNDS = 4
 _SCALED = ("offered", "in_flight", "queued", "training", "trained", "discarded", "free_slots", "gone_at_update")
 
 
@@ -52,30 +55,82 @@ class InGroups(Controller):
         return self.rule.judge(group, self._shown(counts))
 
 
+class Overlap(NamedTuple):
+    """The part of the workers' time in which the trainer works too, and of the trainer's in which a worker does."""
+
+    workers: float
+    trainer: float
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds in one regime; a "step" is one token of each rollout of a group.
+
+    `prefill_s`, `step_s`: of a core, for a group's answers, a straight line. `call_s`: what a call takes beside its
+    work. `train_s` plus `train_s_per_token` for each token: one update.
+    """
+
+    prefill_s: float
+    step_s: float
+    call_s: np.ndarray
+    verify_s: np.ndarray
+    train_s: np.ndarray
+    train_s_per_token: float
+
+    @classmethod
+    def median(cls, times: list[Times]) -> Times:
+        """The median of each number, all values of each law."""
+        every = {field.name: [getattr(one, field.name) for one in times] for field in fields(cls)}
+        return cls(
+            **{
+                name: np.concatenate(values) if isinstance(values[0], np.ndarray) else float(np.median(values))
+                for name, values in every.items()
+            }
+        )
+
+    def towards(self, other: Times, share: Overlap) -> Times:
+        """The regime in which `share` of the way to `other` is gone; a law keeps the shape that it has in `other`."""
+        way = dict.fromkeys(("train_s", "train_s_per_token"), share.trainer)
+        return Times(
+            **{
+                field.name: _between(
+                    getattr(self, field.name), getattr(other, field.name), way.get(field.name, share.workers)
+                )
+                for field in fields(self)
+            }
+        )
+
+
+def _between(a: Any, b: Any, share: float) -> Any:
+    mean = max(0.0, float(np.mean(a) + share * (np.mean(b) - np.mean(a))))
+    return b * (mean / np.mean(b)) if np.mean(b) > 0 else b
+
+
 @dataclass(frozen=True)
 class Twin:
-    """Laws of one measured run. Seconds; a "step" is one token of each rollout of a group.
+    """Laws of measured runs of one configuration.
 
-    `step_s` and `prefill_s`: CPU seconds of a group's answers, a straight line through the measured ones. `core_share`:
-    the part of a core that workers got while one of them was at work. `call_s`: what a call takes beside its work.
+    `alone`: times where trainer and workers take turns. `beside`: where both are at work for the parts of their time in
+    `overlap`. What lies between, and a little beyond, is taken to be a straight line.
     """
 
     config: ClusterConfig
     num_cores: int
     steps: np.ndarray
     tokens_per_step: float
-    prefill_s: float
-    step_s: float
-    core_share: float
-    call_s: np.ndarray
-    verify_s: np.ndarray
-    train_s: np.ndarray
-    train_s_per_token: float
     sync_s: np.ndarray
     sync_s_per_worker: float
     checkpoint_s: float
+    alone: Times
+    beside: Times
+    overlap: Overlap
 
-    def loop_config(self, **changes: Any) -> LoopConfig:
+    def times(self, overlap: Overlap) -> Times:
+        """The times where the two sides overlap so much."""
+        share = Overlap(overlap.workers / self.overlap.workers, overlap.trainer / self.overlap.trainer)
+        return self.alone.towards(self.beside, share)
+
+    def loop_config(self, overlap: Overlap, **changes: Any) -> LoopConfig:
         """The loop of the run's configuration with `changes`, in groups. Raises ValueError for what is not modelled."""
         config = replace(self.config, **changes)
         if config.engine != "hf" or config.placement != "disaggregated" or config.model != self.config.model:
@@ -83,8 +138,7 @@ class Twin:
         cores = min(self.num_cores, config.num_workers)
         if config.num_workers % cores:
             raise ValueError(f"num_workers={config.num_workers}: {cores} cores would be shared unevenly")
-        shares = config.num_workers > cores
-        step_s, prefill_s = self.step_s / self.core_share, self.prefill_s / self.core_share
+        shares, times = config.num_workers > cores, self.times(overlap)
         others = (config.num_workers - self.config.num_workers) * self.sync_s_per_worker
         return LoopConfig(
             controller=InGroups(
@@ -95,14 +149,14 @@ class Twin:
             lengths_tokens=self._lengths(config),
             max_tokens=config.max_new_tokens,
             prompt_tokens=1,
-            token_s=_NO_TIME_S if shares else step_s,
-            token_s_per_active=step_s if shares else 0.0,
-            prefill_s_per_token=prefill_s,
-            tools=Tools(calls=1, call_s=Measured(self.call_s)),
-            verify_s=Measured(self.verify_s),
+            token_s=_NO_TIME_S if shares else times.step_s,
+            token_s_per_active=times.step_s if shares else 0.0,
+            prefill_s_per_token=times.prefill_s,
+            tools=Tools(calls=1, call_s=Measured(times.call_s)),
+            verify_s=Measured(times.verify_s),
             batch_rollouts=config.prompts_per_step,
-            train_s=Measured(self.train_s),
-            train_s_per_token=self.train_s_per_token * self._tokens_per_step(config),
+            train_s=Measured(times.train_s),
+            train_s_per_token=times.train_s_per_token * self._tokens_per_step(config),
             sync_interval=config.sync_interval,
             sync_s=Measured(np.maximum(0.0, self.sync_s + others)),
             checkpoint_interval=config.save_every,
@@ -122,10 +176,18 @@ class Twin:
         return LogNormal(config.forced_tokens, config.forced_sigma)
 
     def predict(self, **changes: Any) -> Run:
-        """The simulated run of `loop_config(**changes)`. Raises ValueError for a loop that ends too early."""
-        run = simulate(self.loop_config(**changes))
-        if run.status != "done":
-            raise ValueError(f"changes={short(changes)}: the simulated loop is {run.status}: {run.reason}")
+        """The simulated run of the configuration with `changes`, at the overlap that it has itself.
+
+        Found by simulating again with the overlap of the run before. Raises ValueError for a loop that ends too early.
+        """
+        overlap = self.overlap
+        for _ in range(_ROUNDS):
+            run = simulate(self.loop_config(overlap, **changes))
+            if run.status != "done":
+                raise ValueError(f"changes={short(changes)}: the simulated loop is {run.status}: {run.reason}")
+            work = run.rollouts[["start_s", "end_s"]].dropna().to_numpy(dtype=float)
+            updates = run.steps[["taken_s", "trained_s"]].to_numpy(dtype=float)
+            overlap = Overlap(share_beside(work, updates), share_beside(updates, work))
         return run
 
     def figures(self, run: Run, warmup: int = WARMUP_UPDATES) -> Figures:

@@ -1,8 +1,10 @@
-"""The twin against real runs: two calibrations, then configurations that it has not seen, predicted before they run.
+"""The twin against real runs: configurations that it has not seen, from calibration runs among them.
 
-Every figure is the median of several runs, real and simulated. Processes are pinned, so it needs Linux, two idle cores
-and nothing beside it. Beside the bars it says which of the calibrated times had moved in a run: a machine that is not
-itself is told from a model that is wrong. Stores results/twin.json. About 10 minutes; --small takes 2, stores nothing.
+Every figure is the median of several runs, real and simulated. A shared machine is faster in one minute than in the
+next, so the runs go in rounds, each configuration once a round, the two of the calibration too; no prediction sees a
+run of its own configuration. Processes are pinned, so it needs Linux, two idle cores and nothing beside it. Beside the
+bars it says which of the calibrated times had moved in a run: a machine that is not itself is told from a model that is
+wrong. Stores results/twin.json. About 15 minutes; --small takes 2, stores nothing.
 Run: python -m benchmarks.bench_twin [--small]
 """
 
@@ -37,8 +39,8 @@ BASE = ClusterConfig(
     save_every=10,
     pin_cores=True,
 )
-#: With `BASE`, what the twin is calibrated on.
 IN_TURNS: dict[str, Any] = {"controller": "synchronous", "controller_options": {}}
+CALIBRATION: dict[str, dict[str, Any]] = {"calibration, at once": {}, "calibration, in turns": IN_TURNS}
 HELD_OUT: dict[str, dict[str, Any]] = {
     "weights every 4 steps": {"sync_interval": 4},
     "half the queue": {"controller_options": {"max_rollouts": 64}},
@@ -53,14 +55,10 @@ HELD_OUT: dict[str, dict[str, Any]] = {
 MOVED = 0.15
 
 
-def real_runs(folder: Path, num_runs: int, **changes: Any) -> list[Path]:
-    """Run folders of one configuration, a seed each."""
-    paths = [folder / str(seed) for seed in range(num_runs)]
-    for seed, path in enumerate(paths):
-        outcome = run(replace(BASE, seed=seed, **changes), path)
-        assert outcome.status == "done", outcome
-        assert outcome.restarts == 0, outcome
-    return paths
+def real_run(path: Path, seed: int, changes: dict[str, Any]) -> None:
+    outcome = run(replace(BASE, seed=seed, **changes), path)
+    assert outcome.status == "done", outcome
+    assert outcome.restarts == 0, outcome
 
 
 def predicted(made: twin.Twin, **changes: Any) -> twin.Figures:
@@ -80,14 +78,11 @@ def mean(times: twin.Times, name: str) -> float:
     return float(np.mean(getattr(times, name)))
 
 
-def row(name: str, made: twin.Twin, folder: Path, num_runs: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """One configuration: predicted first, then run."""
-    before, start_s = predicted(made, **changes), time.perf_counter()
-    paths = real_runs(folder, num_runs, **changes)
-    after = twin.median([twin.measure(path) for path in paths])
+def row(name: str, made: twin.Twin, paths: list[Path], changes: dict[str, Any]) -> dict[str, Any]:
+    """One configuration, predicted and measured."""
+    before, after = predicted(made, **changes), twin.median([twin.measure(path) for path in paths])
     found = {"configuration": name, **twin.compare(before, after), "moved": moved(made, paths)}
     figures = {"predicted": asdict(before), "measured": asdict(after)}
-    print(f"{name:24s} {time.perf_counter() - start_s:5.0f} s  missed: {found['missed'] or 'nothing'}", flush=True)
     return found | {
         f"{kind}_{figure}": list(value) if isinstance(value, tuple) else value
         for kind, values in figures.items()
@@ -109,14 +104,16 @@ def main() -> int:
         object_store_memory=STORE_BYTES,
     )
     with tempfile.TemporaryDirectory() as folder:
-        at_once = real_runs(Path(folder) / "at_once", num_runs)
-        made = twin.calibrate(at_once, real_runs(Path(folder) / "in_turns", num_runs, **IN_TURNS))
-        rows = [
-            row(name, made, Path(folder) / str(number), num_runs, changes)
-            for number, (name, changes) in enumerate(held_out.items())
-        ]
+        paths: dict[str, list[Path]] = {name: [] for name in (*CALIBRATION, *held_out)}
+        for seed in range(num_runs):
+            for number, (name, changes) in enumerate((CALIBRATION | held_out).items()):
+                paths[name].append(Path(folder) / f"{number}-{seed}")
+                real_run(paths[name][-1], seed, changes)
+                print(f"{time.perf_counter() - start_s:5.0f} s  round {seed + 1} of {num_runs}  {name}", flush=True)
+        made = twin.calibrate(*(paths[name] for name in CALIBRATION))
+        rows = [row(name, made, paths[name], changes) for name, changes in held_out.items()]
     shown = pd.DataFrame(rows)[["configuration", *twin.BARS, "missed", "moved"]]
-    slower = {name: mean(made.beside, name) / mean(made.alone, name) for name in ("step_s", "train_s_per_token")}
+    slower = {name: mean(made.beside, name) / mean(made.alone, name) for name in ("step_s", "train_s_per_padded_token")}
     print(f"beside over alone {slower}; bars {twin.BARS}; {time.perf_counter() - start_s:.0f} s")
     print(shown.to_string(index=False, float_format="{:.3f}".format))
     if not small:

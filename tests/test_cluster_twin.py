@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlinfra_utils.cluster import ClusterConfig, twin
 from rlinfra_utils.cluster.twin import Figures, InGroups, Overlap, Times, Twin, compare
-from rlinfra_utils.cluster.twin.overlap import core_seconds, share_beside
+from rlinfra_utils.cluster.twin.overlap import share_beside, time_open
 from rlinfra_utils.policy import load_warm_start
 from rlinfra_utils.rollouts import Decoding, Rollout
 from rlinfra_utils.simulator import CONTROLLERS, Controller, Counts
@@ -19,6 +19,7 @@ from rlinfra_utils.tracing import RunLog
 
 SIZE, GROUPS, UPDATES = 4, 3, 12
 PREFILL_S, STEP_S, CALL_S, VERIFY_S, TRAIN_S, TOKEN_S, SYNC_S = 0.02, 0.001, 0.01, 0.004, 0.3, 1e-4, 0.05
+ROLLOUT_S = 0.002
 
 
 def config(**changes):
@@ -41,10 +42,12 @@ def times(train_s=TRAIN_S, slower=1.0):
     return Times(
         prefill_s=PREFILL_S * slower,
         step_s=STEP_S * slower,
+        call_core_s=0.0,
         call_s=np.array([CALL_S * slower]),
         verify_s=np.array([VERIFY_S * slower]),
         train_s=np.array([train_s]),
-        train_s_per_token=0.0,
+        train_s_per_rollout=0.0,
+        train_s_per_padded_token=0.0,
     )
 
 
@@ -56,6 +59,7 @@ def exact(alone=None, beside=None, **changes):
         "num_cores": 1,
         "steps": np.array([50.0]),
         "tokens_per_step": float(SIZE),
+        "prompt_tokens": 7.0,
         "sync_s": np.array([SYNC_S]),
         "sync_s_per_worker": 0.0,
         "checkpoint_s": 0.0,
@@ -97,17 +101,40 @@ def test_overlap_and_shares_of_a_core():
     assert share_beside(mine, others) == pytest.approx(4 / 10)
     assert share_beside(others, mine) == pytest.approx(4 / 14)
     assert share_beside(np.empty((0, 2)), others) == 0
-    assert core_seconds(mine).tolist() == pytest.approx([2 + 1, 1 + 2, 4])
+    assert time_open(mine) == pytest.approx(6 + 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=8))
-def test_what_a_core_gives_is_the_time_in_which_it_is_asked(pairs):
+def test_time_is_open_once_however_many_are(pairs):
     spans = np.array([[start, start + length] for start, length in pairs], float)
-    given_s = core_seconds(spans)
     seconds = {second for start, length in pairs for second in range(start, start + length)}
-    assert given_s.sum() == pytest.approx(len(seconds))
-    assert (given_s <= spans[:, 1] - spans[:, 0] + 1e-9).all()
+    assert time_open(spans) == pytest.approx(len(seconds))
     assert share_beside(spans, spans[:1]) == pytest.approx(pairs[0][1] / len(seconds))
+
+
+def test_what_a_call_takes_of_a_shared_core_is_work_there_and_no_wait():
+    made = exact(replace(times(), call_core_s=0.006))
+    alone_s = GROUPS * GROUP_S + VERIFY_S + TRAIN_S + SYNC_S
+    assert rate(made) == pytest.approx(GROUPS * SIZE * 50 / alone_s, rel=1e-6)
+    shared_s = 3 * (2 * (PREFILL_S + 50 * STEP_S + 0.006) + CALL_S - 0.006) + 2 * VERIFY_S + TRAIN_S + SYNC_S
+    changes = {"num_workers": 2, "prompts_per_step": 6}
+    assert rate(made, **changes) == pytest.approx(6 * SIZE * 50 / shared_s, rel=0.01)
+
+
+def test_an_update_goes_by_its_widest_answer_and_its_rollouts():
+    alone = replace(times(train_s=0.1), train_s_per_rollout=0.001, train_s_per_padded_token=1e-4)
+    made = exact(alone)
+    for prompts in (3, 6):
+        train_s = 0.1 + prompts * SIZE * (0.001 + 1e-4 * (7 + 50))
+        cycle_s = prompts * GROUP_S + VERIFY_S + train_s + SYNC_S
+        assert rate(made, prompts_per_step=prompts) == pytest.approx(prompts * SIZE * 50 / cycle_s, rel=1e-6)
+    # Log-normal lengths: the mean of the largest of three is exp of the median's log, plus a known sum; by quadrature.
+    spread = made.update_s(alone, replace(made.config, forced_sigma=0.5))
+    x = np.linspace(-8, 8, 20001)
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    below = np.cumsum(density) * (x[1] - x[0])
+    widest = np.trapezoid(np.clip(50 * np.exp(0.5 * x), 1, 200) * 3 * below**2 * density, x)
+    assert spread.mean() == pytest.approx(0.1 + 12 * (0.001 + 1e-4 * (7 + widest)), rel=0.02)
 
 
 def test_two_workers_on_one_core_share_it_and_on_two_do_not():
@@ -163,13 +190,14 @@ def made_run(folder, of, slower=1.0):
     log, trace, rng = RunLog(folder, of.run_id, "main", of.to_json()), Trace(), np.random.default_rng(5)
     now_s, unix_s = 100.0, 1_800_000_000.0
     for step in range(UPDATES):
-        records, total, begin_s = [], 0, now_s
+        records, total, widest, begin_s = [], 0, 0, now_s
         for number in range(GROUPS):
             steps = int(rng.integers(20, 80))
             total += steps * SIZE
             work_s, name = slower * (PREFILL_S + steps * STEP_S), f"s{step}-p{number}"
-            # The core is ours for four fifths of the time: the clock counts, not the CPU seconds.
-            more = {"tokens": steps * SIZE, "steps": steps, "cpu_s": 0.8 * work_s}
+            # The core is ours for four fifths of the time.
+            more = {"tokens": steps * SIZE, "steps": steps, "cpu_s": 0.8 * work_s, "before_cpu_s": 0.004 * slower}
+            widest = max(widest, steps)
             trace.add("decode", now_s, now_s + work_s, track="worker0", **more)
             trace.add("answer_call", now_s, now_s + work_s + slower * CALL_S, actor_s=work_s)
             now_s += work_s + slower * CALL_S
@@ -178,10 +206,17 @@ def made_run(folder, of, slower=1.0):
         now_s += slower * VERIFY_S
         log.event("queue", time_unix_s=unix_s + now_s - 0.001, depth_rollouts=GROUPS * SIZE, depth_tokens=total)
         log.event("queue", time_unix_s=unix_s + now_s, depth_rollouts=0, depth_tokens=0)
-        train_s = TRAIN_S + TOKEN_S * total
-        train_at_s = now_s if slower == 1 else begin_s
-        now_s = max(now_s, train_at_s + train_s)
-        trace.add("train_call", train_at_s, train_at_s + train_s, tokens=total, step=step)
+        padded = GROUPS * SIZE * (1 + widest)
+        parts = {"logprob_recompute": TOKEN_S * padded / 3, "forward_backward": TOKEN_S * padded * 2 / 3}
+        parts |= {"optimizer_step": TRAIN_S}
+        train_s = sum(parts.values()) + ROLLOUT_S * GROUPS * SIZE
+        at_s = now_s if slower == 1 else begin_s
+        now_s = max(now_s, at_s + train_s)
+        trace.add("train_call", at_s, at_s + train_s, tokens=total, step=step)
+        trace.add("train", at_s, at_s + train_s, track="trainer0", padded_tokens=padded, cpu_s=train_s)
+        for stage, part_s in parts.items():
+            trace.add(stage, at_s, at_s + part_s, track="trainer0")
+            at_s += part_s
         log.rollouts(records, name=f"b{step}")
         ids = [one.sample_id for one in records]
         log.batch(f"b{step}", step + 1, ids, step, step + 1, time_unix_s=unix_s + now_s)
@@ -216,8 +251,10 @@ def test_calibration_finds_the_times_that_were_put_in(tmp_path):
         assert regime.prefill_s == pytest.approx(slower * PREFILL_S, rel=1e-6)
         assert regime.step_s == pytest.approx(slower * STEP_S, rel=1e-6)
         assert regime.call_s == pytest.approx(slower * CALL_S, rel=1e-6)
+        assert regime.call_core_s == pytest.approx(slower * 0.004 / 0.8, rel=1e-6)
         assert regime.train_s == pytest.approx(TRAIN_S, rel=1e-6)
-        assert regime.train_s_per_token == pytest.approx(TOKEN_S, rel=1e-6)
+        assert regime.train_s_per_rollout == pytest.approx(ROLLOUT_S, rel=1e-6)
+        assert regime.train_s_per_padded_token == pytest.approx(TOKEN_S, rel=1e-6)
     assert found.tokens_per_step == SIZE
     assert found.sync_s == pytest.approx(SYNC_S, rel=1e-6)
     assert found.sync_s_per_worker == pytest.approx(0.01, rel=1e-6)

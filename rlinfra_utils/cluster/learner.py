@@ -82,7 +82,8 @@ class TrainerRank:
     def update(self, batch_id: str, version: int, *groups: list[Rollout]) -> Trained:
         """Train on the groups, which engines of version `version` stand beside; the log has it when this returns."""
         records = [record for group in groups for record in group]
-        with self.place.span("train", step=self.trainer.version):
+        width = max(len(record.policy_mask) for record in records)
+        with self.place.span("train", step=self.trainer.version, padded_tokens=len(records) * width):
             totals = [policy.total_reward(record.reward) for record in records]
             advantages = policy.group_advantages(totals, self.config.group_size).values
             with self.place.trace.span("logprob_recompute"):

@@ -44,14 +44,20 @@ class Place:
         if device == "cpu":
             torch.set_num_threads(1)
         self.trace = Trace()
+        self._told_cpu_s = time.process_time()
 
     @contextmanager
     def span(self, stage: str, **attrs: Any) -> Iterator[Any]:
-        """A span on this actor's track, with the process's CPU seconds: what it would take with a core of its own."""
+        """A span on this actor's track, with the process's CPU seconds: what it would take with a core of its own.
+
+        `before_cpu_s`: what the process took since its last span, for the call itself, its arguments and its answer.
+        """
         with self.trace.span(stage, track=self.name, **attrs) as span:
             start_s = time.process_time()
             yield span
-            span.set(cpu_s=time.process_time() - start_s)
+            end_s = time.process_time()
+            span.set(cpu_s=end_s - start_s, before_cpu_s=start_s - self._told_cpu_s)
+            self._told_cpu_s = end_s
 
     def farewell(self, folder: str) -> int:
         """Write the spans so far as FOLDER/NAME-PID.json; returns the most memory that the process ever held, bytes."""

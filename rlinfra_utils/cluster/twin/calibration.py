@@ -1,16 +1,17 @@
 """From the run folders of pinned runs to their `Twin`: `calibrate`.
 
-Models a straight line for a group's seconds of a core by its steps and one for a training step by its tokens, and the
-measured rests; each from two kinds of run, one in which trainer and workers are at work at once and one in which they
-take turns. What one costs the other (cores shared with the loop and with Ray, caches, memory bandwidth) is the
-difference. Leaves out who else was at work on the machine. Use: `made = calibrate(["out/async"], ["out/sync"])`.
+Models a straight line for a group's seconds of a core by its steps, an update's time by its rollouts and its tokens
+with their padding, and the measured rests; each from two kinds of run, one in which trainer and workers are at work at
+once and one in which they take turns. What one costs the other (cores shared with the loop and with Ray, caches, memory
+bandwidth) is the difference. Leaves out who else was at work on the machine.
+Use: `made = calibrate(["out/async"], ["out/sync"])`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ import pandas as pd
 from rlinfra_utils.cluster.config import ClusterConfig
 from rlinfra_utils.cluster.machine import cores, cores_of_this_process
 from rlinfra_utils.cluster.twin.figures import WARMUP_UPDATES
-from rlinfra_utils.cluster.twin.overlap import core_seconds, share_beside
+from rlinfra_utils.cluster.twin.overlap import share_beside, time_open
 from rlinfra_utils.cluster.twin.prediction import Overlap, Times, Twin
 from rlinfra_utils.doors import whole
 from rlinfra_utils.tracing import RunData, read_run
@@ -35,6 +36,7 @@ class Measured(NamedTuple):
     overlap: Overlap
     steps: np.ndarray
     tokens_per_step: float
+    prompt_tokens: float
     sync_s: np.ndarray
     sync_s_per_worker: float
     checkpoint_s: float
@@ -58,6 +60,7 @@ def calibrate(at_once: Sequence[str | Path], in_turns: Sequence[str | Path], war
         num_cores=_num_cores(config),
         steps=np.concatenate([run.steps for run in every]),
         tokens_per_step=float(np.median([run.tokens_per_step for run in every])),
+        prompt_tokens=float(np.median([run.prompt_tokens for run in every])),
         sync_s=np.concatenate([run.sync_s for run in every]),
         sync_s_per_worker=float(np.median([run.sync_s_per_worker for run in every])),
         checkpoint_s=float(np.median([run.checkpoint_s for run in every])),
@@ -89,27 +92,49 @@ def read_times(folder: str | Path, warmup: int = WARMUP_UPDATES) -> Measured:
         _spans(run, stage, begin_s)
         for stage in ("answer_call", "decode", "verify_call", "train_call", "sync_call", "checkpoint_call")
     )
-    prefill_s, step_s = _line(decode["steps"], _core_seconds(decode, config))
-    _, token_s = _line(train["tokens"], train["dur_s"])
     proofs = pd.concat([_spans(run, stage, begin_s) for stage in ("load_weights", "prove_weights")])
     work, updates = _intervals(answers), _intervals(train)
     return Measured(
         config=config,
         times=Times(
-            prefill_s=prefill_s,
-            step_s=step_s,
-            call_s=np.maximum(0.0, (answers["dur_s"] - answers["actor_s"]).to_numpy()),
+            **_answer_times(answers, decode, config),
             verify_s=verify["dur_s"].to_numpy(),
-            train_s=np.maximum(0.0, (train["dur_s"] - token_s * train["tokens"]).to_numpy()),
-            train_s_per_token=token_s,
+            **_train_times(run, train, config),
         ),
         overlap=Overlap(share_beside(work, updates), share_beside(updates, work)),
         steps=decode["steps"].to_numpy(),
         tokens_per_step=float(decode["tokens"].sum() / decode["steps"].sum()),
+        prompt_tokens=float(run.rollouts["prompt_tokens"].map(len).mean()),
         sync_s=sync["dur_s"].to_numpy() if len(sync) else np.zeros(1),
         sync_s_per_worker=float(proofs["cpu_s"].sum() / max(1, len(sync)) / config.num_workers),
         checkpoint_s=float(saves["dur_s"].mean()) if len(saves) else 0.0,
     )
+
+
+def _answer_times(answers: pd.DataFrame, decode: pd.DataFrame, config: ClusterConfig) -> dict[str, Any]:
+    """CPU seconds of the work and of the calls, times what the core gave more slowly than it was asked."""
+    cores = min(_num_cores(config), config.num_workers)
+    call_cpu_s = float(decode["before_cpu_s"].mean())
+    # On a shared core the others' calls run beside a worker's decoding.
+    asked_s = decode["cpu_s"].sum() + (len(decode) * call_cpu_s if config.num_workers > cores else 0.0)
+    slower = max(1.0, _busy_s(decode, cores) / asked_s)
+    prefill_s, step_s = _line(decode["steps"], slower * decode["cpu_s"])
+    call_s = np.maximum(0.0, (answers["dur_s"] - answers["actor_s"]).to_numpy())
+    return {"prefill_s": prefill_s, "step_s": step_s, "call_core_s": slower * call_cpu_s, "call_s": call_s}
+
+
+def _train_times(run: RunData, train: pd.DataFrame, config: ClusterConfig) -> dict[str, Any]:
+    """The model's passes go by padded tokens, the optimizer's step by nothing, all else by rollouts."""
+    inside = run.spans["track"].eq("trainer0") & run.spans["start_s"].between(
+        train["start_s"].min(), train["end_s"].max()
+    )
+    took_s = run.spans[inside].groupby("stage")["dur_s"].sum()
+    padded = run.spans.loc[inside & run.spans["stage"].eq("train"), "padded_tokens"].to_numpy(dtype=float)
+    passes_s, step_s = took_s["forward_backward"] + took_s["logprob_recompute"], took_s["optimizer_step"]
+    token_s, num_rollouts = passes_s / padded.sum(), config.batch_rollouts
+    rollout_s = max(0.0, train["dur_s"].sum() - passes_s - step_s) / (len(train) * num_rollouts)
+    rest_s = train["dur_s"].to_numpy() - token_s * padded - rollout_s * num_rollouts
+    return {"train_s": rest_s, "train_s_per_rollout": rollout_s, "train_s_per_padded_token": float(token_s)}
 
 
 def _spans(run: RunData, stage: str, begin_s: float = 0.0) -> pd.DataFrame:
@@ -121,9 +146,9 @@ def _intervals(spans: pd.DataFrame) -> np.ndarray:
     return spans[["start_s", "end_s"]].to_numpy(dtype=float)
 
 
-def _line(x: pd.Series, y: np.ndarray | pd.Series) -> tuple[float, float]:
+def _line(x: pd.Series, y: pd.Series) -> tuple[float, float]:
     """Least squares y = a + b x with a and b of at least 0; through the origin where the free line is not."""
-    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    x, y = x.to_numpy(dtype=float), y.to_numpy(dtype=float)
     through_zero = float(x @ y / (x @ x))
     if np.ptp(x) == 0:
         return 0.0, through_zero
@@ -138,11 +163,8 @@ def _num_cores(config: ClusterConfig) -> int:
     return len(set(cores(config.num_trainers, len(available), available)[1]))
 
 
-def _core_seconds(decode: pd.DataFrame, config: ClusterConfig) -> np.ndarray:
-    """What each decode span got of its worker's core, which workers share in turns."""
-    num_cores, workers = min(_num_cores(config), config.num_workers), sorted(decode["track"].unique())
-    got_s = np.empty(len(decode))
-    for core in range(num_cores):
-        on_core = decode["track"].isin(workers[core::num_cores]).to_numpy()
-        got_s[on_core] = core_seconds(_intervals(decode[on_core]))
-    return got_s
+def _busy_s(decode: pd.DataFrame, num_cores: int) -> float:
+    """Seconds of the workers' cores, which they share in turns, in which one of a core's decoded."""
+    workers = sorted(decode["track"].unique())
+    on_core = [decode[decode["track"].isin(workers[core::num_cores])] for core in range(num_cores)]
+    return sum(time_open(_intervals(spans)) for spans in on_core)

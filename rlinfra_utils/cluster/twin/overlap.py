@@ -22,12 +22,10 @@ def share_beside(mine: np.ndarray, others: np.ndarray) -> float:
     return float(length_s[at_work & beside].sum() / length_s[at_work].sum())
 
 
-def core_seconds(spans: np.ndarray) -> np.ndarray:
-    """What each of the spans, (n, 2), gets of a core that all that are open at once share evenly: (n,) seconds."""
+def time_open(spans: np.ndarray) -> float:
+    """Seconds in which at least one of the spans, (n, 2), is open."""
     cuts = np.unique(spans)
-    num = num_open(spans, (cuts[1:] + cuts[:-1]) / 2)
-    each_s = np.concatenate([[0.0], np.cumsum(np.diff(cuts) / np.maximum(num, 1))])
-    return each_s[np.searchsorted(cuts, spans[:, 1])] - each_s[np.searchsorted(cuts, spans[:, 0])]
+    return float(np.diff(cuts)[num_open(spans, (cuts[1:] + cuts[:-1]) / 2) > 0].sum())
 
 
 def num_open(spans: np.ndarray, at: np.ndarray) -> np.ndarray:

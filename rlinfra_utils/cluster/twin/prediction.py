@@ -20,6 +20,8 @@ from rlinfra_utils.simulator.config import Tools
 
 #: The simulator wants a positive time even where all of it depends on how many share the core.
 _NO_TIME_S = 1e-9
+#: Batches whose width is drawn for the law of an update's time.
+_DRAWN = 400
 #: Simulations until the overlap that goes in is the one that comes out, to the noise of a run.
 _ROUNDS = 4
 _SCALED = ("offered", "in_flight", "queued", "training", "trained", "discarded", "free_slots", "gone_at_update")
@@ -67,15 +69,18 @@ class Times:
     """Seconds in one regime; a "step" is one token of each rollout of a group.
 
     `prefill_s`, `step_s`: of a core, for a group's answers, a straight line. `call_s`: what a call takes beside its
-    work. `train_s` plus `train_s_per_token` for each token: one update.
+    work, `call_core_s` of it on the worker's core. One update: `train_s`, plus its rollouts and its tokens, padding
+    included, at what each takes.
     """
 
     prefill_s: float
     step_s: float
+    call_core_s: float
     call_s: np.ndarray
     verify_s: np.ndarray
     train_s: np.ndarray
-    train_s_per_token: float
+    train_s_per_rollout: float
+    train_s_per_padded_token: float
 
     @classmethod
     def median(cls, times: list[Times]) -> Times:
@@ -90,15 +95,8 @@ class Times:
 
     def towards(self, other: Times, share: Overlap) -> Times:
         """The regime in which `share` of the way to `other` is gone; a law keeps the shape that it has in `other`."""
-        way = dict.fromkeys(("train_s", "train_s_per_token"), share.trainer)
-        return Times(
-            **{
-                field.name: _between(
-                    getattr(self, field.name), getattr(other, field.name), way.get(field.name, share.workers)
-                )
-                for field in fields(self)
-            }
-        )
+        way = {name: share.trainer if name.startswith("train_s") else share.workers for name in vars(self)}
+        return Times(**{name: _between(getattr(self, name), getattr(other, name), way[name]) for name in way})
 
 
 def _between(a: Any, b: Any, share: float) -> Any:
@@ -118,6 +116,7 @@ class Twin:
     num_cores: int
     steps: np.ndarray
     tokens_per_step: float
+    prompt_tokens: float
     sync_s: np.ndarray
     sync_s_per_worker: float
     checkpoint_s: float
@@ -140,6 +139,7 @@ class Twin:
             raise ValueError(f"num_workers={config.num_workers}: {cores} cores would be shared unevenly")
         shares, times = config.num_workers > cores, self.times(overlap)
         others = (config.num_workers - self.config.num_workers) * self.sync_s_per_worker
+        on_core_s = times.call_core_s if shares else 0.0  # a core of its own waits for the call's end anyway
         return LoopConfig(
             controller=InGroups(
                 config.make_controller(), config.group_size, config.at_update, self._tokens_per_step(config)
@@ -151,12 +151,11 @@ class Twin:
             prompt_tokens=1,
             token_s=_NO_TIME_S if shares else times.step_s,
             token_s_per_active=times.step_s if shares else 0.0,
-            prefill_s_per_token=times.prefill_s,
-            tools=Tools(calls=1, call_s=Measured(times.call_s)),
+            prefill_s_per_token=times.prefill_s + on_core_s,
+            tools=Tools(calls=1, call_s=Measured(np.maximum(0.0, times.call_s - on_core_s))),
             verify_s=Measured(times.verify_s),
             batch_rollouts=config.prompts_per_step,
-            train_s=Measured(times.train_s),
-            train_s_per_token=times.train_s_per_token * self._tokens_per_step(config),
+            train_s=Measured(self.update_s(times, config)),
             sync_interval=config.sync_interval,
             sync_s=Measured(np.maximum(0.0, self.sync_s + others)),
             checkpoint_interval=config.save_every,
@@ -167,6 +166,15 @@ class Twin:
 
     def _tokens_per_step(self, config: ClusterConfig) -> float:
         return self.tokens_per_step * config.group_size / self.config.group_size
+
+    def update_s(self, times: Times, config: ClusterConfig) -> np.ndarray:
+        """Seconds of updates on drawn batches: a batch is as wide as its longest answer."""
+        rng = np.random.default_rng(config.seed)
+        drawn = self._lengths(config).draw(rng, _DRAWN * config.prompts_per_step)
+        longest = np.clip(drawn, 1, config.max_new_tokens).reshape(_DRAWN, -1).max(axis=1)
+        padded = config.batch_rollouts * (self.prompt_tokens + longest)
+        by_size_s = times.train_s_per_rollout * config.batch_rollouts + times.train_s_per_padded_token * padded
+        return by_size_s + rng.choice(times.train_s, _DRAWN)
 
     def _lengths(self, config: ClusterConfig) -> Any:
         if config.forced_tokens is None:

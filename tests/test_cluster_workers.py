@@ -1,6 +1,7 @@
 """A rollout worker in this process: what its engine is built for, and that sleep gives everything back."""
 
 import json
+import os
 import shutil
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 from rlinfra_utils import policy, sync
 from rlinfra_utils.cluster import ClusterConfig, Dataset, workers
 from rlinfra_utils.cluster.tasks import PROOF_TOKENS
+from rlinfra_utils.engines import EngineError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,6 +27,10 @@ class Server:
     def load(self, path, version, in_flight="wait"):
         self.loaded.append((str(path), in_flight))
         self.version = version
+
+    def require_alive(self):
+        if self not in self.alive:
+            raise EngineError("the server has ended")
 
     def close(self):
         self.alive.remove(self)
@@ -89,3 +95,15 @@ def test_asleep_an_engine_of_ours_is_gone(tmp_path):
     assert asleep.engine is None
     asleep.load(str(policy.WARM_START), 3, "wait")
     assert asleep.version() == 3
+
+
+def test_a_worker_whose_server_has_ended_says_so_when_asked_how_it_is(tmp_path):
+    served = worker(tmp_path, engine="vllm", placement="colocated", controller="synchronous")
+    assert served.hello() == os.getpid()
+    served.sleep()
+    assert served.hello() == os.getpid()
+    served.wake()
+    Server.alive.clear()
+    for asked in (served.hello, served.ping):
+        with pytest.raises(EngineError, match="has ended"):
+            asked()

@@ -87,11 +87,14 @@ class RolloutWorker:
             torch.cuda.empty_cache()
 
     def hello(self) -> int:
-        """Process id, once the engine is there."""
+        """Process id, once the engine is there. Raises EngineError where a server has ended."""
+        self.ping()
         return os.getpid()
 
     def ping(self) -> None:
-        """Answer."""
+        """Answer, unless the engine is a server that has ended: the worker is of no use without it."""
+        if self.engine is not None and self.config.engine == "vllm":
+            self.engine.require_alive()
 
     def answer(self, task: Task, branch_id: str) -> tuple[Answered, list[Rollout]]:
         """The group's records, and what the loop must know of them."""

@@ -128,6 +128,10 @@ class VLLMServer(VLLMClient):
         """The server's log, which stays after `close`."""
         return self._home / "server.log"
 
+    def require_alive(self) -> None:
+        """Raise EngineError, with exit code and last line of the log, if the server has ended."""
+        self._process.require_alive()
+
     def close(self) -> None:
         """Stop the server and what it started; closing twice does nothing."""
         self._process.close()

@@ -93,10 +93,8 @@ def run(plans: dict[Path, dict], out: Path, cell_timeout_s: int) -> list[Outcome
 
     The hubs are out of reach (offline switches) when every notebook runs at level A.
     """
-    from ci import (
-        execute,
-        peak_memory,
-    )  # papermill takes a second to import; a refused parameter should not wait for it
+    # papermill takes a second to import; a refused parameter should not wait for it
+    from ci import execute, peak_memory
 
     outcomes = []
     width = max(len(path.stem) for path in plans)

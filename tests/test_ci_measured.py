@@ -13,6 +13,7 @@ import benchmarks
 from benchmarks.bars import HELD, RUNS, Bar, run_named
 from ci import measured, run_series
 from rlinfra_utils import levels
+from rlinfra_utils.cluster import twin
 
 ROOT = Path(__file__).parent.parent
 IN_RECORDS = [run for run in RUNS if run.name not in measured.ELSEWHERE]
@@ -95,6 +96,17 @@ def test_each_run_names_a_program_that_is_there_and_speaks_of_its_bars():
             assert [bar.what for bar in run.bars if f'"{bar.what}' not in text] == []
         elif run.program == "Makefile":
             assert f"--took {run.name} " in text
+
+
+def test_the_twins_bars_are_those_that_it_is_compared_with():
+    by_figure = {
+        "tokens_per_s": "throughput, share off",
+        "lag_mean": "mean lag, versions off",
+        "lag_variation": "lag distribution, total variation",
+        "queue_p95_batches": "queue's 95th percentile, batches off",
+    }
+    limits = {bar.what: bar.limit for bar in run_named("twin").bars}
+    assert {name: limits[what] for name, what in by_figure.items()} == twin.BARS
 
 
 def test_every_benchmark_has_bars():

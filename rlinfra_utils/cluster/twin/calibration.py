@@ -10,8 +10,9 @@ Use: `made = calibrate(["out/async"], ["out/sync"])`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from rlinfra_utils.cluster.config import ClusterConfig
 from rlinfra_utils.cluster.machine import cores, cores_of_this_process
 from rlinfra_utils.cluster.twin.figures import WARMUP_UPDATES
 from rlinfra_utils.cluster.twin.overlap import share_beside, time_open
-from rlinfra_utils.cluster.twin.prediction import Overlap, Times, Twin
+from rlinfra_utils.cluster.twin.prediction import Common, Overlap, Times, Twin, pooled
 from rlinfra_utils.doors import whole
 from rlinfra_utils.tracing import RunData, read_run
 
@@ -28,18 +29,13 @@ from rlinfra_utils.tracing import RunData, read_run
 _AT_ONCE, _IN_TURNS = 0.2, 0.05
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True)
+class Measured(Common):
     """What one run says, and how much its two sides overlapped."""
 
     config: ClusterConfig
     times: Times
     overlap: Overlap
-    steps: np.ndarray
-    tokens_per_step: float
-    prompt_tokens: float
-    sync_s: np.ndarray
-    sync_s_per_worker: float
-    checkpoint_s: float
 
 
 def calibrate(at_once: Sequence[str | Path], in_turns: Sequence[str | Path], warmup: int = WARMUP_UPDATES) -> Twin:
@@ -54,16 +50,11 @@ def calibrate(at_once: Sequence[str | Path], in_turns: Sequence[str | Path], war
         _check(folder, run, run.overlap.workers >= _AT_ONCE, "`at_once` needs asynchronous runs")
     for folder, run in zip(in_turns, turns):
         _check(folder, run, run.overlap.workers <= _IN_TURNS, "`in_turns` needs synchronous runs")
-    config, every = both[0].config, [*both, *turns]
+    config = both[0].config
     return Twin(
+        **pooled(Common, [*both, *turns]),
         config=config,
         num_cores=_num_cores(config),
-        steps=np.concatenate([run.steps for run in every]),
-        tokens_per_step=float(np.median([run.tokens_per_step for run in every])),
-        prompt_tokens=float(np.median([run.prompt_tokens for run in every])),
-        sync_s=np.concatenate([run.sync_s for run in every]),
-        sync_s_per_worker=float(np.median([run.sync_s_per_worker for run in every])),
-        checkpoint_s=float(np.median([run.checkpoint_s for run in every])),
         alone=Times.median([run.times for run in turns]),
         beside=Times.median([run.times for run in both]),
         overlap=Overlap(*np.median([run.overlap for run in both], axis=0).tolist()),

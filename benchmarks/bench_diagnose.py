@@ -2,7 +2,8 @@
 
 Each trial draws a cause, a vocabulary, a logit scale, lengths and the engine's number format, injects the fault and
 asks `mismatch.diagnose`. A fault that changes the log-probs by less than three times the engine's noise cannot be named
-by anyone and is drawn again; the count is printed. Run: python -m benchmarks.bench_diagnose [NUM_TRIALS [FIRST_SEED]]
+by anyone and is drawn again; the count is printed. Leaves out two faults at once.
+Run: python -m benchmarks.bench_diagnose [NUM_TRIALS [FIRST_SEED]]
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import time
 from collections import Counter
 
 from benchmarks import report
-from benchmarks.diagnose_faults import CAUSES, Trial, draw, none
+from benchmarks.diagnose_faults import CAUSES, draw, none
+from benchmarks.diagnose_trials import Trial
 from rlinfra_utils import mismatch
 
 NUM_TRIALS = 500

@@ -3,7 +3,7 @@
 Trainer on one core, both workers on the other, so that taking turns leaves one idle. Reward over time, rollouts and
 updates with 95 % t intervals over seeds, time to a reward paired by seed, and from the traces what each core did.
 Linux, two idle cores, nothing beside it. Stores results/level_c_compare.json in about 10 minutes; --small takes one and
-stores nothing. --vllm: SmolLM2-135M with a real server as engine, stores results/level_c_vllm.json in about 5.
+stores nothing. --vllm: SmolLM2-135M with a real server as engine, stores results/level_c_vllm.json in about 4.
 Run: python -m benchmarks.bench_level_c [--small | --vllm]
 """
 
@@ -26,6 +26,7 @@ from rlinfra_utils import levels, policy, sync
 from rlinfra_utils.cluster import ClusterConfig, comparison, run
 from rlinfra_utils.cluster.session import STORE_BYTES, available_bytes, import_ray
 from rlinfra_utils.engines import HFEngine, load_small_model
+from rlinfra_utils.levels import cost
 from rlinfra_utils.tracing import read_run
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +60,7 @@ VLLM = ClusterConfig(
     max_new_tokens=8,
     lr=1e-5,
 )
+SUPERVISED: dict[str, Any] = {"num_steps": 40, "batch_size": 16, "lr": 5e-5}
 
 
 def correctness(folder: Path, seed: int) -> float:
@@ -132,9 +134,13 @@ def compare(folder: Path, base: ClusterConfig, num_seeds: int) -> dict[str, Any]
 
 
 def with_vllm(folder: Path) -> dict[str, Any]:
-    """A few updates of SmolLM2-135M, answered by a real vLLM server; and the memory that all of it took."""
+    """A few updates of SmolLM2-135M, answered by a real vLLM server; and the memory that all of it took.
+
+    Supervised steps come first: as it is, the model does not stop after a number, and no answer earns a reward.
+    """
     model = folder / "model"
     small = load_small_model()
+    losses = policy.supervise(small.model, small.tokenizer, **SUPERVISED)
     small.save(model)
     provenance = small.provenance
     del small
@@ -155,6 +161,8 @@ def with_vllm(folder: Path) -> dict[str, Any]:
         "sync_s": [float(seconds) for seconds in syncs["seconds"]],
         "peak_bytes": dict(zip(memory["worker"], (int(peak) for peak in memory["peak_bytes"]), strict=True)),
         "machine_took_bytes": int(free_bytes[0] - min(free_bytes)),
+        "supervised_loss": [losses[0], losses[-1]],
+        "rewards": comparison.curve(found)["reward"].tolist(),
         "provenance": provenance,
     }
 
@@ -177,7 +185,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.vllm:
-            parameters = VLLM.to_json() | {"model": "SmolLM2-135M-Instruct"}
+            parameters = VLLM.to_json() | {"model": "SmolLM2-135M-Instruct", "supervised": SUPERVISED}
+            cost.begin("level_c_vllm")
             result = rounded(with_vllm(Path(folder)))
             print(result)
             print(levels.store("level_c_vllm", result, ROOT / "results", level="C", parameters=parameters))

@@ -1,11 +1,13 @@
 """The twin against real runs: configurations that it has not seen, from calibration runs among them.
 
 Every figure is the median of several runs, real and simulated. A shared machine is faster in one minute than in the
-next, so the runs go in rounds, each configuration once a round, the two of the calibration too; no prediction sees a
-run of its own configuration. Processes are pinned, so it needs Linux, two idle cores and nothing beside it. Beside the
-bars it says which of the calibrated times had moved in a run: a machine that is not itself is told from a model that is
-wrong. Stores results/twin.json. About 15 minutes; --small takes 2, stores nothing.
-Run: python -m benchmarks.bench_twin [--small]
+next, so the runs go in rounds, each configuration once a round and the calibration's, on which all predictions hang,
+twice; no prediction sees a run of its own configuration. There are two twins, of workers that share a core and of one
+that has a core to itself. Processes are pinned, so it needs Linux, two idle cores and nothing beside it. It also says
+which of the calibrated times had moved in a run: a machine that is not itself is told from a model that is wrong.
+Stores results/twin.json. About 25 minutes; --small takes 5, stores nothing. --runs names a folder to leave the runs in;
+those that it has are read and not made again.
+Run: python -m benchmarks.bench_twin [--small] [--runs FOLDER]
 """
 
 from __future__ import annotations
@@ -40,13 +42,18 @@ BASE = ClusterConfig(
     pin_cores=True,
 )
 IN_TURNS: dict[str, Any] = {"controller": "synchronous", "controller_options": {}}
-CALIBRATION: dict[str, dict[str, Any]] = {"calibration, at once": {}, "calibration, in turns": IN_TURNS}
+ALONE: dict[str, Any] = {"num_workers": 1}
+#: By twin, what it is calibrated on: runs with both sides at work at once, and runs in turns.
+CALIBRATION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "shared core": ({}, IN_TURNS),
+    "own core": (ALONE, ALONE | IN_TURNS),
+}
 HELD_OUT: dict[str, dict[str, Any]] = {
     "weights every 4 steps": {"sync_interval": 4},
     "half the queue": {"controller_options": {"max_rollouts": 64}},
     "one step off": {"controller": "one_step_off", "controller_options": {}},
     "synchronous, batch halved": {**IN_TURNS, "prompts_per_step": 4},
-    "1 worker": {"num_workers": 1},
+    "1 worker, lengths x 1.5": ALONE | {"forced_tokens": 36},
     "3 workers": {"num_workers": 3},
     "lengths x 1.5": {"forced_tokens": 36},
     "batch halved": {"prompts_per_step": 4},
@@ -90,10 +97,44 @@ def row(name: str, made: twin.Twin, paths: list[Path], changes: dict[str, Any]) 
     }
 
 
+def means(made: twin.Twin) -> dict[str, Any]:
+    """The twin's overlap, and the mean of each of its times in turns and at once."""
+    regimes = {"in turns": made.alone, "at once": made.beside}
+    found = {kind: {name: mean(times, name) for name in asdict(times)} for kind, times in regimes.items()}
+    return {"overlap": made.overlap._asdict()} | found
+
+
+def real_runs(folder: Path, held_out: dict[str, dict[str, Any]], num_rounds: int) -> dict[str, list[Path]]:
+    """The runs' folders by name; in a round the calibration's runs come before the held-out ones, and among them."""
+    calibration = {
+        f"{name}, {kind}": changes
+        for name, pair in CALIBRATION.items()
+        for kind, changes in zip(("at once", "in turns"), pair, strict=True)
+    }
+    held, start_s = list(held_out.items()), time.perf_counter()
+    half = len(held) // 2
+    order = [*calibration.items(), *held[:half], *calibration.items(), *held[half:]]
+    paths: dict[str, list[Path]] = {}
+    for number, (name, changes) in enumerate(order * num_rounds):
+        path = folder / f"{number:02d} {name}"
+        paths.setdefault(name, []).append(path)
+        if not path.exists():
+            real_run(path, number // len(order), changes)
+        print(f"{time.perf_counter() - start_s:5.0f} s  {number + 1} of {len(order) * num_rounds}  {name}", flush=True)
+    return paths
+
+
+def of(twins: dict[str, twin.Twin], changes: dict[str, Any]) -> twin.Twin:
+    """The twin of a configuration: does its worker share a core?"""
+    return twins["own core" if changes.get("num_workers") == 1 else "shared core"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="two configurations, one run each, nothing stored")
-    small, start_s = parser.parse_args().small, time.perf_counter()
+    parser.add_argument("--runs", type=Path, help="folder of the runs; a temporary one if not given")
+    options, start_s = parser.parse_args(), time.perf_counter()
+    small = options.small
     num_runs, held_out = (1, dict(list(HELD_OUT.items())[:2])) if small else (NUM_RUNS, HELD_OUT)
     import_ray().init(
         num_cpus=len(HELD_OUT) + 2,
@@ -103,27 +144,18 @@ def main() -> int:
         logging_level="error",
         object_store_memory=STORE_BYTES,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        paths: dict[str, list[Path]] = {name: [] for name in (*CALIBRATION, *held_out)}
-        for seed in range(num_runs):
-            for number, (name, changes) in enumerate((CALIBRATION | held_out).items()):
-                paths[name].append(Path(folder) / f"{number}-{seed}")
-                real_run(paths[name][-1], seed, changes)
-                print(f"{time.perf_counter() - start_s:5.0f} s  round {seed + 1} of {num_runs}  {name}", flush=True)
-        made = twin.calibrate(*(paths[name] for name in CALIBRATION))
-        rows = [row(name, made, paths[name], changes) for name, changes in held_out.items()]
+    with tempfile.TemporaryDirectory() as temporary:
+        paths = real_runs(options.runs or Path(temporary), held_out, num_runs)
+        twins = {name: twin.calibrate(paths[f"{name}, at once"], paths[f"{name}, in turns"]) for name in CALIBRATION}
+        rows = [row(name, of(twins, changes), paths[name], changes) for name, changes in held_out.items()]
     shown = pd.DataFrame(rows)[["configuration", *twin.BARS, "missed", "moved"]]
-    slower = {name: mean(made.beside, name) / mean(made.alone, name) for name in ("step_s", "train_s_per_padded_token")}
-    print(f"beside over alone {slower}; bars {twin.BARS}; {time.perf_counter() - start_s:.0f} s")
+    print(f"bars {twin.BARS}; {time.perf_counter() - start_s:.0f} s; milliseconds a step:")
+    for name, made in twins.items():
+        print(f"{name:12s} in turns {1e3 * made.alone.step_s:.2f}, at once {1e3 * made.beside.step_s:.2f}")
     print(shown.to_string(index=False, float_format="{:.3f}".format))
     if not small:
-        regimes = {"alone": made.alone, "beside": made.beside}
         parameters = BASE.to_json() | {"num_runs": num_runs, "num_simulated": NUM_SIMULATED, "bars": twin.BARS}
-        calibration = {
-            "overlap": made.overlap._asdict(),
-            **{kind: {name: mean(times, name) for name in asdict(times)} for kind, times in regimes.items()},
-        }
-        result = {"calibration": calibration, "configurations": rows}
+        result = {"calibration": {name: means(made) for name, made in twins.items()}, "configurations": rows}
         print(levels.store("twin", result, ROOT / "results", level="C", parameters=parameters))
     return int(any(row["missed"] for row in rows))
 

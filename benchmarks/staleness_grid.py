@@ -2,8 +2,8 @@
 
 Each run goes on for the same updates; rewards are compared after equal updates, equal rollouts and equal time of the
 overlapped loop, as far as every run got. Measures that change nothing at lag 0 are not run there. One thread.
-It resumes from build/, and stores results/staleness_grid.json. About 8 s a run on one core, 24 runs a seed.
-Run: python -m benchmarks.staleness_grid [--small | --seeds N]
+Leaves out measures combined. It resumes from build/, and stores results/staleness_grid.json. About 8 s a run on one
+core, 24 runs a seed. Run: python -m benchmarks.staleness_grid [--small | --seeds N]
 """
 
 from __future__ import annotations
@@ -162,9 +162,8 @@ def show(rows: dict[str, dict]) -> None:
         for budget in policy.BUDGETS:
             score = row[budget]["on the way"]
             cells += f"{score['mean']:7.3f}" + (f" [{score['low']:.3f}, {score['high']:.3f}]" if "low" in score else "")
-        print(
-            f"{name:40s}{cells}{row['mean_lag']:6.2f}{row['sequence_ess']:6.2f}{row['clip_share']:6.2f}{row['dropped_share']:9.2f}"
-        )
+        columns = (("mean_lag", 6), ("sequence_ess", 6), ("clip_share", 6), ("dropped_share", 9))
+        print(f"{name:40s}{cells}" + "".join(f"{row[figure]:{width}.2f}" for figure, width in columns))
 
 
 def main() -> None:

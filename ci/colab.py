@@ -2,7 +2,8 @@
 
 Leaves out: the GPU, Colab's Python 3.12 and its front end. It builds `.venv-colab` from requirements-colab.txt,
 runs each notebook in a kernel of that environment, outside the checkout, so that only the bootstrap cell
-can bring the package, and compares `pip freeze` before and after. Use: `python -m ci.colab`.
+can bring the package, and compares `pip freeze` before and after. A whole series that passed leaves its time in
+`build/bars`. Use: `python -m ci.colab`.
 """
 
 from __future__ import annotations
@@ -126,6 +127,17 @@ def colab_environment(python: Path, folder: Path) -> dict[str, str]:
     }
 
 
+def keep_figures(notebooks: Path, seconds: float, before: dict[str, str]) -> None:
+    """Leave the record of a whole series that passed, with the packages that it met."""
+    from benchmarks import RECORDS  # not there inside the imitation
+    from ci.records import commit
+    from rlinfra_utils import levels
+
+    packages = [before[name] for name in ("torch", "numpy", "pandas", "transformers") if name in before]
+    found = {"notebooks": float(len(nbk.find([], notebooks))), "seconds in all": seconds}
+    levels.store("colab", found, RECORDS, level="A", parameters={"commit": commit(), "packages": packages})
+
+
 def _call(*command) -> str:
     words = [str(word) for word in command]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -147,8 +159,10 @@ def main(arguments: list[str] | None = None) -> int:
         python = build(chosen.venv.resolve())
         before = freeze(python)
         inside = [str(python), "-m", "ci.colab", "--inside", "--notebooks", str(chosen.notebooks.resolve())]
+        start_s = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             code = subprocess.run(inside, cwd=ROOT, env=colab_environment(python, Path(folder))).returncode
+        seconds = time.perf_counter() - start_s
         require_only_ours(before, freeze(python))
     except nbk.NotebookError as error:
         print(error, file=sys.stderr)
@@ -157,6 +171,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         (chosen.venv / REQUIREMENTS.name).unlink(missing_ok=True)  # spoilt: build it anew next time
         return 1
+    if code == 0 and chosen.notebooks == nbk.NOTEBOOKS:
+        keep_figures(chosen.notebooks, seconds, before)
     print(f"{len(before)} distributions stayed as they were; {PACKAGE} came")
     return code
 

@@ -1,7 +1,8 @@
 """Writes the front page of an executed series: a line a notebook, what ran, when and with which versions.
 
 Beside it come the pages of pictures and of results (`gallery.py`), so that each lesson, picture and result is two
-clicks away. Nothing on them needs the network. Use: `write(outcomes, folder / "index.html")`.
+clicks away. Nothing on them needs the network. Leaves out the lessons' own pages (`page.py`).
+Use: `write(outcomes, folder / "index.html")`.
 """
 
 import datetime

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from torch.nn.functional import cross_entropy
 
 from rlinfra_utils import policy
 from rlinfra_utils.engines import HFEngine
@@ -28,39 +27,11 @@ LR = 2e-3
 WARMUP_STEPS = 50
 LABEL_SMOOTHING = 0.2
 NUM_EVAL_PROMPTS = 2000
-#: Outside the range of the seeds 0 .. NUM_STEPS - 1 that training draws its sums from.
+#: Outside the range of the seeds 0 .. NUM_STEPS - 1 that `policy.supervise` draws its sums from.
 EVAL_SEED = 1_000_000
 #: The bar for a warm start: right this often at temperature 1, so that there is something to learn from and to learn.
 CORRECTNESS = (0.3, 0.6)
 MAX_BYTES = 1_500_000
-
-
-def labelled_batch(tokenizer, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums with their answers: ids, and labels that are -100 but on the answer and its end; (BATCH, tokens)."""
-    ids, labels = [], []
-    for prompt in policy.prompts(BATCH, seed):
-        question = tokenizer(prompt.text).input_ids
-        answer = [*tokenizer(str(prompt.answer), add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-        ids.append(torch.tensor(question + answer))
-        labels.append(torch.tensor([-100] * len(question) + answer))
-    pad = torch.nn.utils.rnn.pad_sequence
-    return pad(ids, True, tokenizer.pad_token_id), pad(labels, True, -100)
-
-
-def train(model, tokenizer) -> None:
-    """Supervised steps with a constant learning rate after a short rise."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
-    for step in range(NUM_STEPS):
-        optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / WARMUP_STEPS)
-        ids, labels = labelled_batch(tokenizer, SEED * NUM_STEPS + step)
-        logits = model(ids, use_cache=False).logits[:, :-1]
-        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=LABEL_SMOOTHING)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if (step + 1) % 100 == 0:
-            print(f"step {step + 1:4d}  loss {loss.item():.3f}", flush=True)
 
 
 def measure(model, tokenizer) -> dict[str, float]:
@@ -105,7 +76,8 @@ def write(model, tokenizer, measured: dict[str, float], folder: Path) -> None:
 def main() -> int:
     """Train, measure, and write the folder if the bar is met; returns the exit status."""
     tokenizer, model = policy.make_tokenizer(), policy.tiny_llama(SEED)
-    train(model, tokenizer)
+    options = {"warmup_steps": WARMUP_STEPS, "label_smoothing": LABEL_SMOOTHING}
+    policy.supervise(model, tokenizer, num_steps=NUM_STEPS, batch_size=BATCH, lr=LR, **options)
     measured = measure(model, tokenizer)
     print(measured)
     if not CORRECTNESS[0] <= measured["correctness_sampled"] <= CORRECTNESS[1]:

@@ -1,15 +1,15 @@
 """Writes docs/MEASURED.md: every bar of the project, what was last measured against it, when and on which machine.
 
 Measures nothing itself. Runs leave records in build/bars/; this takes those that are not older into results/bars/ and
-writes the page from results/ alone. A bar without a record says so. Use: `python -m ci.measured [FOLDER]`, FOLDER being
-another checkout's build/bars; `--took make_check UNIX_S` only notes the minutes since then, as the Makefile does.
+writes the page, and the README's table of levels, from results/ alone. A bar without a record says so. Use:
+`python -m ci.measured [FOLDER]`, FOLDER being another checkout's build/bars; `--took make_check UNIX_S` only notes the
+minutes since then, as the Makefile does.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import math
 import sys
 import time
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import RECORDS, number
-from benchmarks.bars import HELD, RUNS, Bar, Run, run_named
+from benchmarks.bars import HELD, RUNS, WITHOUT_BARS, Bar, Run, run_named
+from ci import readme
+from ci.records import NOT_MEASURED, RESULTS, ROOT, machine_of, read, table
 from rlinfra_utils import levels
 
-ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "MEASURED.md"
-NOT_MEASURED = "not measured"
+PAGE = ROOT / "docs" / "MEASURED.md"
 
 
 class Row(NamedTuple):
@@ -80,27 +80,6 @@ def source(run: Run) -> tuple[str, Callable[[dict, Run], dict[str, tuple[float, 
     return ELSEWHERE.get(run.name, (f"bars/{run.name}.json", of_record))
 
 
-def read(path: Path) -> dict:
-    """A record, as `levels.store` wrote it. Raises ValueError naming the file and what it lacks."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path.name} is no record: {error}") from None
-    for field in ("name", "date", "hardware", "versions", "result"):
-        if not isinstance(record, dict) or field not in record:
-            raise ValueError(f"{path.name} is no record: it has no {field!r}; run its benchmark again")
-    return record
-
-
-def machine_of(record: dict) -> str:
-    """The machine and the versions that speed depends on, in one line."""
-    hardware, versions = record["hardware"], record["versions"]
-    memory = "" if hardware["memory_bytes"] is None else f", {hardware['memory_bytes'] / 2**30:.1f} GiB"
-    gpu = "" if hardware["gpu_name"] is None else f", {hardware['num_accelerators']} x {hardware['gpu_name']}"
-    named = ", ".join(f"{name} {versions[name]}" for name in ("python", "numpy", "torch") if name in versions)
-    return f"{hardware['cpu_count']} CPU cores ({hardware['cpu_model']}){memory}{gpu}; {named}"
-
-
 def rows_of(run: Run, results: Path = RESULTS) -> list[Row]:
     """A row for each bar of `run`. Raises ValueError for a record that lacks the figure of a bar."""
     name, figures_of = source(run)
@@ -129,11 +108,6 @@ def check_held() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
         if name not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}:
             raise ValueError(f"{held.test} is not there, and has to hold {held.what!r}")
-
-
-def table(names: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [names, ("---",) * len(names), *lines])
 
 
 def measured_table(rows: list[Row], machines: list[str]) -> str:
@@ -191,12 +165,13 @@ def page(results: Path = RESULTS) -> str:
 def take(folder: Path, results: Path = RESULTS) -> list[str]:
     """Copy the records of `folder` to `results`/bars, but none over a later one; return their names.
 
-    Raises ValueError for a file that is no record of a run with bars.
+    Raises ValueError for a file that is no record of a run with bars or of a level.
     """
     taken = []
     for path in sorted(folder.glob("*.json")):
         record, kept = read(path), results / "bars" / path.name
-        run_named(path.stem)
+        if path.stem not in WITHOUT_BARS:
+            run_named(path.stem)
         if kept.exists() and read(kept)["date"] > record["date"]:
             continue
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +188,7 @@ def note_time(name: str, start_unix_s: float, folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or note a time: 0 when done, 2 for a broken record or wrong use."""
+    """Write page and table, or note a time: 0 when done, 2 for a broken record or wrong use."""
     parser = argparse.ArgumentParser(prog="python -m ci.measured", description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=RECORDS, help="where runs left records (build/bars)")
     parser.add_argument("--took", nargs=2, metavar=("NAME", "UNIX_S"), help="note the minutes since UNIX_S, no more")
@@ -223,11 +198,13 @@ def main(arguments: list[str] | None = None) -> int:
             note_time(options.took[0], float(options.took[1]), options.folder)
             return 0
         print(f"records taken: {', '.join(take(options.folder)) or 'none'}")
-        PAGE.write_text(page(), encoding="utf-8")
+        texts = {PAGE: page(), readme.README: readme.rewritten(readme.README.read_text(encoding="utf-8"))}
     except ValueError as error:
         print(f"measured: {error}", file=sys.stderr)
         return 2
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
     return 0
 
 

@@ -1,7 +1,8 @@
 """A pytest plugin that fails the notebook cells which nbval passes although they broke.
 
 nbval 0.11 passes a cell that ran over the time limit (and marks the rest as expected failures), a cell that an unknown
-magic stopped, and a skipped cell. It also runs the notebooks in the same quiet environment as `run_series`.
+magic stopped, and a skipped cell. It also runs the notebooks in the same quiet environment as `run_series`. It leaves
+out what nbval finds itself.
 Use: `python -m pytest -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=300 notebooks/`.
 """
 

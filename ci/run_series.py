@@ -2,8 +2,8 @@
 
 Parameters are checked before anything runs: a name that a notebook lacks or a value of another type is refused. It
 executes copies: the notebooks and the reader's answers stay as they are. Executed copies go to `build/lab/notebooks`,
-what the notebooks write to `build/lab/out/NAME`, pages to `build/lab`. A whole level-A series that passed also leaves
-its times and memory in `build/bars`. Use: `python -m ci.run_series [NAMES...]`.
+what the notebooks write to `build/lab/out/NAME`, pages to `build/lab`. A whole series that passed at level A or B also
+leaves its times and memory in `build/bars`. Use: `python -m ci.run_series [NAMES...]`.
 """
 
 import argparse
@@ -18,10 +18,13 @@ from pathlib import Path
 
 from benchmarks import RECORDS
 from ci import notebook as nbk
+from ci.records import commit
 from rlinfra_utils import levels
 
 ROOT = nbk.NOTEBOOKS.parent
 LEVELS = ("A", "B", "C", "auto")
+#: Names of what a whole series leaves, by its level.
+RECORD_OF = {"A": "series", "B": "series_b"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,12 @@ def plan(paths: list[Path], given: dict, level: str, out: Path) -> dict[Path, di
     return plans
 
 
+def with_level_b(paths: list[Path]) -> list[Path]:
+    """Those that have level-B cells, or all where none has: the others do at level B what they do at level A."""
+    having = [path for path in paths if any("%%level B" in cell.source for cell in nbk.code_cells(nbk.read(path)))]
+    return having or paths
+
+
 def run(plans: dict[Path, dict], out: Path, cell_timeout_s: int) -> list[Outcome]:
     """Run each notebook with its parameters, print a line for each, and return their outcomes.
 
@@ -135,6 +144,7 @@ def keep_results(outcomes: list[Outcome], out: Path, results: Path) -> list[Path
 def figures(outcomes: list[Outcome]) -> dict[str, float]:
     """What the series took, by the names of its bars in `benchmarks/bars.py`, and each notebook's part."""
     found = {
+        "notebooks": float(len(outcomes)),
         "seconds in all": sum(outcome.seconds for outcome in outcomes),
         "peak memory of a notebook, GB": max(outcome.peak_bytes for outcome in outcomes) / 1e9,
     }
@@ -144,6 +154,13 @@ def figures(outcomes: list[Outcome]) -> dict[str, float]:
         found[f"seconds of {outcome.name}"] = outcome.seconds
         found[f"peak memory of {outcome.name}, GB"] = outcome.peak_bytes / 1e9
     return found
+
+
+def keep_figures(outcomes: list[Outcome], level: str) -> None:
+    """Leave the record of a whole series that passed; at level B only where the model and a vLLM server took part."""
+    machine = levels.detect()
+    if level == "A" or (level == "B" and machine.small_model and machine.vllm_python):
+        levels.store(RECORD_OF[level], figures(outcomes), RECORDS, level=level, parameters={"commit": commit()})
 
 
 def write_pages(outcomes: list[Outcome], out: Path) -> Path:
@@ -168,7 +185,8 @@ def write_reference(out: Path) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line; wrong use ends in one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m ci.run_series", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="notebooks by name or its beginning, such as 01; all when left out")
+    every = "all when left out, at level B all that have level-B cells"
+    parser.add_argument("names", nargs="*", help=f"notebooks by name or its beginning, such as 01; {every}")
     parser.add_argument("--level", choices=LEVELS, default="A", help="LEVEL for notebooks that have it (A)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "lab", help="output folder (build/lab)")
     parser.add_argument("--notebooks", type=Path, default=nbk.NOTEBOOKS, help="folder of the notebooks (notebooks)")
@@ -193,7 +211,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     out = options.out.resolve()
     try:
-        plans = plan(nbk.find(options.names, options.notebooks), dict(options.p), options.level, out)
+        found = nbk.find(options.names, options.notebooks)
+        chosen = found if options.names or options.level != "B" else with_level_b(found)
+        plans = plan(chosen, dict(options.p), options.level, out)
     except nbk.NotebookError as error:
         print(f"run_series: {error}", file=sys.stderr)
         return 2
@@ -206,8 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
             write_reference(out)  # before the index, which links to it
         print(f"pages: {write_pages(outcomes, out)}")
     failed = [outcome for outcome in outcomes if outcome.failure]
-    if options.level == "A" and not (failed or options.names or options.p or options.notebooks != nbk.NOTEBOOKS):
-        levels.store("series", figures(outcomes), RECORDS, level="A")
+    if not (failed or options.names or options.p or options.notebooks != nbk.NOTEBOOKS):
+        keep_figures(outcomes, options.level)
     for outcome in failed:
         print(f"FAILED {outcome.name}: {outcome.failure}", file=sys.stderr)
     total_s = sum(outcome.seconds for outcome in outcomes)

@@ -1,7 +1,8 @@
 """The door: each number, name and array is looked at once, where it comes in, and trusted behind it.
 
-Models nothing. Each function returns the value it was given, or raises ValueError in one line that names the
-field, its value (or position) and what is needed. Sizes stop at 2**53: beyond it whole numbers are no longer exact.
+Leaves out what a value means. Each function returns the value it was given, or raises ValueError in one line that
+names the field, its value (or position) and what is needed. Sizes stop at 2**53: beyond it whole numbers are no longer
+exact.
 Use: `slots = whole("slots", slots)`; arrays: `values = floats("ratio", ratio)`.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Collection, Mapping
-from numbers import Real
-from reprlib import repr as _repr
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from numbers import Rational, Real
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
@@ -21,14 +23,33 @@ LARGEST = 2.0**53
 LOGPROB_TOLERANCE = 1e-6
 
 
+_brief = Repr()
+_brief.maxstring = _brief.maxother = _brief.maxlong = 60
+
+
 def short(value: Any) -> str:
-    """The value in a few characters of one line."""
-    return " ".join(_repr(value).split())
+    """The value in a few characters of one line, or its type if it cannot be printed."""
+    try:
+        return " ".join(_brief.repr(value).split())
+    except Exception:  # a foreign object's own __repr__, or an integer of more than some thousand digits
+        return f"<{type(value).__name__}>"
+
+
+def complaint(error: Any) -> str:
+    """What a pydantic ValidationError found first, in one line: the field, its value and what is wrong with it."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":  # a check of our own, which has said it all
+        return str(first["ctx"]["error"])
+    field = short(".".join(map(str, first["loc"])))[1:-1] or "value"
+    return " ".join(f"{field}={short(first['input'])}: {first['msg']}".split())
 
 
 def is_number(value: Any) -> bool:
-    """A real number, numpy's included; True and False are none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """A real number, numpy's included; True and False are none, nor is an integer that float64 cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    most = sys.float_info.max
+    return not isinstance(value, Rational) or -most <= value <= most
 
 
 def number(name: str, value: Any, low: float = 0, high: float = LARGEST, *, above: bool = False) -> float:
@@ -61,6 +82,21 @@ def choice(name: str, value: Any, known: Collection[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name}={short(value)}: known are {', '.join(sorted(known))}")
     return value
+
+
+def instance(name: str, value: Any, kind: type, how: str) -> Any:
+    """A value of class `kind`; `how` says where one comes from."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise ValueError(f"{name}={short(value)}: needs {article} {kind.__name__}, {how}")
+    return value
+
+
+def listed(name: str, values: Any, what: str) -> list[Any]:
+    """What can be gone through, no text and no mapping, as a list; `what` says of what."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ValueError(f"{name}={short(values)}: needs a list of {what}")
+    return list(values)
 
 
 def divides(name: str, value: int, of_name: str, of: int) -> None:
@@ -112,13 +148,13 @@ def floats(name: str, values: Any, kinds: str = "fiu") -> np.ndarray:
         raise ValueError(f"{name}: rows of unequal length; pad them and mask the padding") from None
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"{name}: {str(error).splitlines()[0]}; pass .detach().float().cpu()") from None
-    numbers = array.dtype.kind in kinds
+    is_numeric = array.dtype.kind in kinds
     if array.dtype.kind == "O":
-        numbers = all(value is None or isinstance(value, Real) for value in array.flat)
-    if not numbers:
+        is_numeric = all(value is None or isinstance(value, bool) or is_number(value) for value in array.flat)
+    if not is_numeric:
         raise ValueError(f"{name}: holds {array.dtype} values; needs numbers")
     if array.ndim == 0 or array.size == 0:
-        raise ValueError(f"{name}: shape {array.shape} ; needs an axis and at least one value on it")
+        raise ValueError(f"{name}: shape {array.shape}; needs an axis and at least one value on it")
     return array.astype(np.float64)
 
 

@@ -50,7 +50,7 @@ def processes_of(run_id):
     return found
 
 
-def nobody_left(run_id, within_s=20.0):
+def nobody_left(run_id, within_s=120.0):
     """Whether no process of a run is there, or none is any more within some seconds."""
     until_s = time.monotonic() + within_s
     while processes_of(run_id) and time.monotonic() < until_s:

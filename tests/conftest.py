@@ -1,7 +1,11 @@
-"""What tests of several modules share: torch on one thread."""
+"""What tests of several modules share: torch on one thread, and hypothesis as CI has it."""
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples here as in CI, and no deadline: a slow moment of the machine is no finding.
+settings.load_profile("ci")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from rlinfra_utils.sharded import init_group, shard_model
 
 CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
 CONTEXT.set_forkserver_preload(["rlinfra_utils.policy", "rlinfra_utils.sharded"])
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 def _rank(work, rank, world_size, rendezvous, pipe, args):
@@ -43,7 +43,7 @@ def run(world_size, work, folder, *args):
     started = start(world_size, work, folder, *args)
     answers = [pipe.recv() if pipe.poll(TIMEOUT_S) else (False, "no answer") for _, pipe in started]
     for process, _ in started:
-        process.join(5)
+        process.join(30)
         process.kill()
     for rank, (done, answer) in enumerate(answers):
         assert done, f"rank {rank}: {answer}"

@@ -390,6 +390,78 @@ def test_a_verl_checkpoint_and_what_it_lacks(verl):
     assert "folder's name alone" in report.missing["counters"]
 
 
+def test_megatrons_shards_are_said_to_be_unread(verl):
+    for file in (verl / "actor").glob("*.pt"):
+        file.unlink()
+    (verl / "actor" / "dist_ckpt").mkdir()
+    report = audit(verl)
+    assert report.verdict == "broken"
+    for name in ("policy", "optimizer", "scheduler", "rng"):
+        assert report.missing[name].startswith("actor/dist_ckpt holds Megatron's shards, which are not read; ")
+
+
+def test_an_adapter_alone_is_noted(trainer):
+    assert not audit(trainer).notes
+    (trainer / "model.safetensors").rename(trainer / "adapter_model.safetensors")
+    report = audit(trainer)
+    assert "policy" in report.present
+    assert report.notes == ("an adapter alone: the base that adapter_config.json names is not here",)
+
+
+def test_skyrl_keeps_verls_files_in_another_folder(verl, tmp_path):
+    path = tmp_path / "runs" / "global_step_40"
+    path.parent.mkdir()
+    verl.rename(path)
+    (path / "actor").rename(path / "policy")
+    torch_file(path / "trainer_state.pt")
+    report = audit(path)
+    assert (report.kind, report.verdict) == ("SkyRL", "weights only")
+    assert report.present == ("policy", "optimizer", "scheduler", "rng", "layout")
+    assert "trainer_state.pt is a pickle and is not read" in report.missing["counters"]
+    (path / "policy" / "model_world_size_2_rank_1.pt").unlink()
+    assert audit(path).verdict == "broken"
+
+
+@pytest.fixture
+def sharded_trainer(trainer):
+    """As DeepSpeed's ZeRO 3 leaves a Trainer's folder: `latest` names the folder of the shards."""
+    for name in ("model.safetensors", "optimizer.pt"):
+        (trainer / name).unlink()
+    for rank in range(2):
+        torch_file(trainer / "global_step500" / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+        torch_file(trainer / "global_step500" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    (trainer / "latest").write_text("global_step500\n")
+    return trainer
+
+
+def test_a_trainer_checkpoint_of_deepspeed(sharded_trainer):
+    report = audit(sharded_trainer)
+    assert (report.kind, report.verdict) == ("transformers", "weights only")
+    assert report.present == ("policy", "optimizer", "scheduler", "rng")
+    assert not any("not read" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "words"),
+    [
+        (lambda p: next(p.glob("zero_pp_rank_0*")).unlink(), "policy", "1 of at least 2 ranks have a file"),
+        (lambda p: cut(next(p.glob("bf16_zero_pp_rank_1*")), 20), "optimizer", "is no whole torch archive"),
+        (lambda p: [file.unlink() for file in p.glob("*optim*")], "optimizer", r"holds no *_optim_states.pt"),
+        (lambda p: (p.parent / "latest").write_text("global_step400"), "policy", "global_step400: holds no *_model"),
+    ],
+)
+def test_damage_of_deepspeeds_shards(sharded_trainer, damage, where, words):
+    damage(sharded_trainer / "global_step500")
+    assert words in audit(sharded_trainer).corrupt[where]
+
+
+def test_a_tag_that_leads_elsewhere_is_not_followed(sharded_trainer):
+    (sharded_trainer / "latest").write_text("../checkpoint-500/global_step500")
+    report = audit(sharded_trainer)
+    assert report.verdict == "broken"
+    assert "folders are not read: global_step500" in report.notes
+
+
 INDEX = "model.safetensors.index.json"
 
 

@@ -145,6 +145,21 @@ def test_any_change_of_the_index_ends_in_a_verdict(folder, written, place, byte,
     assert all("\n" not in text for _, text in report.rows())
 
 
+def test_a_trainer_with_fsdp_keeps_two_such_folders(tmp_path):
+    """As accelerate's FSDP with SHARDED_STATE_DICT writes them."""
+    weight = torch.ones(3)
+    torch_dcp.save({"model": {"layer.weight": weight}}, checkpoint_id=tmp_path / "pytorch_model_fsdp_0")
+    torch_dcp.save({"optimizer": {"state.layer.exp_avg": weight}}, checkpoint_id=tmp_path / "optimizer_0")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 5}')
+    report = audit(tmp_path)
+    assert (report.kind, report.verdict, report.present) == ("transformers", "weights only", ("policy", "optimizer"))
+    (tmp_path / "optimizer_0" / ".metadata").unlink()
+    cut(tmp_path / "pytorch_model_fsdp_0" / "__0_0.distcp")
+    report = audit(tmp_path)
+    assert report.corrupt["policy"].startswith("pytorch_model_fsdp_0: ")
+    assert "optimizer_0: .metadata: is missing: DCP writes it last" in report.corrupt["optimizer"]
+
+
 def test_shards_in_safetensors(written, tmp_path):
     folder = shutil.copytree(written[0] / "shards", tmp_path / "shards")
     report = audit(folder)

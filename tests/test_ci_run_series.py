@@ -153,6 +153,14 @@ def test_level_and_out_dir_go_only_to_notebooks_that_have_them(tmp_path):
     assert plans == {paths[0]: {"SEED": 4}, paths[1]: {"SEED": 4, "LEVEL": "B", "OUT_DIR": "../lab/out/02_more"}}
 
 
+def test_at_level_b_those_without_level_b_cells_are_left_out(tmp_path):
+    write(tmp_path, "00_plain", good("00_plain"))
+    write(tmp_path, "01_real", good("01_real", "%%level B some_result\nx = 1"))
+    paths = nbk.find([], tmp_path / "notebooks")
+    assert [path.stem for path in run_series.with_level_b(paths)] == ["01_real"]
+    assert run_series.with_level_b(paths[:1]) == paths[:1]
+
+
 # One run of a good and several bad notebooks.
 
 
@@ -168,7 +176,7 @@ def series(tmp_path_factory):
         "04_exit": ["import sys\nsys.exit(0)"],
         "05_killed": ["import os\nos.kill(os.getpid(), 9)"],
         "06_magic": ["%no_such_magic\nx = 1"],
-        "07_hang": ["!sleep 30"],
+        "07_hang": ["!sleep 120"],
         "08_asyncio": ["import asyncio\nasyncio.run(asyncio.sleep(0))"],
     }
     for name, sources in bodies.items():
@@ -187,7 +195,7 @@ def series(tmp_path_factory):
         "RLINFRA_ANSWERS": str(folder / "reader.json"),
     }
     command = [sys.executable, "-m", "ci.run_series", "--notebooks", folder / "notebooks", "--out", folder / "lab"]
-    command += ["--cell-timeout", "6", "-p", "STEPS", "3", "-p", "RATE", "1"]
+    command += ["--cell-timeout", "12", "-p", "STEPS", "3", "-p", "RATE", "1"]
     before = {path.name: path.read_bytes() for path in (folder / "notebooks").iterdir()}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert {path.name: path.read_bytes() for path in (folder / "notebooks").iterdir()} == before
@@ -220,7 +228,7 @@ def test_each_failure_names_its_cell_and_its_last_error(series):
     assert len(failures) == sum(not line.startswith("Assertion failed: ") for line in done.stderr.splitlines())
     assert failures["02_error"] == "cell body-1 `raise ValueError('first\\nlast')`: ValueError: first last"
     assert failures["05_killed"].startswith("cell body-0 `import os`: the kernel died")
-    assert failures["07_hang"] == "cell body-0 `!sleep 30`: over the limit of 6 s a cell"
+    assert failures["07_hang"] == "cell body-0 `!sleep 120`: over the limit of 12 s a cell"
 
 
 @runs_notebooks

@@ -154,11 +154,11 @@ def answering(answer):
     ],
 )
 def test_an_address_where_something_else_answers(answer, message, monkeypatch):
-    monkeypatch.setattr(session, "REACH_S", 0.5)
+    monkeypatch.setattr(session, "REACH_S", 60.0 if answer else 0.5)
     port, thread = answering(answer)
     with pytest.raises(ClusterError, match=f"^address='127.0.0.1:{port}': {message}") as caught:
         session.reach(f"127.0.0.1:{port}")
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert "\n" not in str(caught.value)
 
@@ -166,7 +166,7 @@ def test_an_address_where_something_else_answers(answer, message, monkeypatch):
 def test_an_address_where_a_grpc_server_answers():
     port, thread = answering(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00")
     session.reach(f"127.0.0.1:{port}")
-    thread.join(5)
+    thread.join(60)
 
 
 def test_too_little_memory(tmp_path, monkeypatch):

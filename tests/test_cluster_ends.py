@@ -6,6 +6,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import cluster_runs
 import pytest
 import torch
 from cluster_runs import SMALL, Inline, kinds, sound
@@ -19,6 +20,22 @@ from rlinfra_utils.tracing import alerts, metrics, read_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ENDLESS = SMALL | {"num_updates": 10_000}
+
+
+class ByLooks:
+    """A clock that each look at it moves on, and each sleep: how slow the machine is decides over no deadline."""
+
+    time_ns = staticmethod(time.time_ns)
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def perf_counter(self):
+        self.now_s += 0.02
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
 
 
 @pytest.fixture(autouse=True)
@@ -164,10 +181,42 @@ def test_a_rule_that_drops_whatever_comes_starves_here_as_in_the_simulator(tmp_p
 )
 def test_a_process_that_never_answers_ends_in_one_line(tmp_path, monkeypatch, hangs, message):
     monkeypatch.setattr(Inline, "hangs", frozenset({hangs}))
-    monkeypatch.setattr(crew, "START_S", 1.0)
+    monkeypatch.setattr(crew, "START_S", 20.0)
+    clock = ByLooks()
+    for module in (crew, loop_module, trainer_side, cluster_runs):
+        monkeypatch.setattr(module, "time", clock)
     with pytest.raises(ClusterError, match=message) as caught:
-        run(ClusterConfig(deadline_s=1.0, max_restarts=1, **SMALL), tmp_path / "run")
+        run(ClusterConfig(deadline_s=20.0, max_restarts=1, **ENDLESS), tmp_path / "run")
     assert "\n" not in str(caught.value)
+
+
+class BackWithTheTrainer:
+    """The verifier's first word, held back until the trainer is starting again; plays `Inline.hangs`."""
+
+    def __init__(self, loop):
+        self.members = loop.crew.members
+
+    def __contains__(self, call):
+        return call == ("verifier", "hello") and self.members["trainer0"].num_starts == 1
+
+
+def test_a_verifier_that_comes_back_while_the_trainer_starts_judges_nothing_from_before(tmp_path):
+    config, killed = ClusterConfig(controller="bounded_queue", controller_options={"max_rollouts": 32}, **SMALL), []
+
+    def watch(loop):
+        verifier = loop.crew.members["verifier"]
+        if not killed and loop.book.counts.step == 1:
+            loop.session.hangs = BackWithTheTrainer(loop)
+            loop.session.kill(verifier.handle)
+            killed.append("verifier")
+        elif killed == ["verifier"] and not verifier.ready and loop.to_judge:
+            loop.session.kill(loop.crew.members["trainer0"].handle)
+            killed.append("trainer0")
+
+    outcome = run(config, tmp_path / "run", watch=watch)
+    assert (outcome.status, outcome.restarts) == ("done", 2)
+    assert killed == ["verifier", "trainer0"]
+    sound(tmp_path / "run", 4, config)
 
 
 def test_a_finished_run_has_its_peak_memory_and_nobody_is_called_dead(tmp_path):

@@ -175,7 +175,7 @@ def test_exit_codes_of_other_processes_stay_true(tmp_path):
         "with session.Session(ClusterConfig(num_workers=1)):\n"
         "    print(subprocess.run([sys.executable, '-c', 'raise SystemExit(7)']).returncode)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.split()[-1] == "7", done.stderr
 
 
@@ -205,10 +205,10 @@ def test_two_interrupts_from_the_shell_end_at_once_and_leave_nobody(tmp_path):
     for member in processes_of(run_id):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGSTOP)  # so that the clean stop waits
-    for _ in range(2):
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(1.0)
-    rest, _ = process.communicate(timeout=120)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(5.0)  # two signals at once would be one; members that stand still keep the first from its end
+    os.killpg(process.pid, signal.SIGINT)
+    rest, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said + rest
     assert rest.splitlines()[-1] == "cluster: ended at once; --resume goes on from the last checkpoint"
     assert nobody_left(run_id)
@@ -218,7 +218,7 @@ def test_from_the_shell_interrupted_and_resumed(tmp_path):
     run_id = f"shell-{os.getpid()}"
     common, process, said = started_from_a_shell(tmp_path / "run", run_id)
     os.killpg(process.pid, signal.SIGINT)
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said + rest
     assert "interrupted" in rest
     assert nobody_left(run_id)
@@ -231,7 +231,7 @@ def test_from_the_shell_interrupted_and_resumed(tmp_path):
     assert config.group_size == 4
     found = sound(tmp_path / "run", done + 2, config)
     assert not found.batches["rolled_back"].any(), "a clean stop undoes nothing"
-    again = subprocess.run([*common, "--updates", "1"], capture_output=True, text=True, timeout=100)
+    again = subprocess.run([*common, "--updates", "1"], capture_output=True, text=True, timeout=300)
     assert again.returncode == 1
     assert again.stderr.startswith("cluster: ")
     assert again.stderr.count("\n") == 1
@@ -245,7 +245,7 @@ def test_the_step_that_help_shows_runs_under_torchrun(tmp_path):
         folder.mkdir()
         (folder / "step.py").write_text(STEP)
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-        done = subprocess.run([*launch, "step.py"], cwd=folder, capture_output=True, text=True, timeout=200)
+        done = subprocess.run([*launch, "step.py"], cwd=folder, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         with sync.hold(folder / "weights") as held:
             assert held.version == 1

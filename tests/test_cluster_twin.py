@@ -113,12 +113,12 @@ def test_time_is_open_once_however_many_are(pairs):
 
 
 def test_what_a_call_takes_of_a_shared_core_is_work_there_and_no_wait():
-    made = exact(replace(times(), call_core_s=0.006))
+    slow_call = replace(times(), call_core_s=0.006)
+    made, shared = exact(slow_call), exact(slow_call, config=config(num_workers=2))
     alone_s = GROUPS * GROUP_S + VERIFY_S + TRAIN_S + SYNC_S
     assert rate(made) == pytest.approx(GROUPS * SIZE * 50 / alone_s, rel=1e-6)
     shared_s = 3 * (2 * (PREFILL_S + 50 * STEP_S + 0.006) + CALL_S - 0.006) + 2 * VERIFY_S + TRAIN_S + SYNC_S
-    changes = {"num_workers": 2, "prompts_per_step": 6}
-    assert rate(made, **changes) == pytest.approx(6 * SIZE * 50 / shared_s, rel=0.01)
+    assert rate(shared, prompts_per_step=6) == pytest.approx(6 * SIZE * 50 / shared_s, rel=0.01)
 
 
 def test_an_update_goes_by_its_widest_answer_and_its_rollouts():
@@ -144,7 +144,14 @@ def test_two_workers_on_one_core_share_it_and_on_two_do_not():
     apart_s = 3 * GROUP_S + VERIFY_S + tail_s  # the two that end together are verified one after the other
     assert rate(exact(num_cores=2), **changes) == pytest.approx(6 * SIZE * 50 / apart_s, rel=1e-6)
     shared_s = 3 * (2 * (PREFILL_S + 50 * STEP_S) + CALL_S) + VERIFY_S + tail_s
-    assert rate(exact(), **changes) == pytest.approx(6 * SIZE * 50 / shared_s, rel=0.01)
+    assert rate(exact(config=config(num_workers=2)), **changes) == pytest.approx(6 * SIZE * 50 / shared_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("calibrated", "asked"), [(1, 2), (2, 1), (3, 1)])
+def test_workers_that_share_a_core_say_nothing_of_workers_that_have_one_each(calibrated, asked):
+    made = exact(config=config(num_workers=calibrated))
+    with pytest.raises(ValueError, match=rf"^num_workers={asked}: .*calibrate on runs that are alike"):
+        made.predict(num_workers=asked)
 
 
 def test_one_step_off_is_as_slow_as_its_slower_side():
@@ -184,8 +191,11 @@ def test_variation_is_half_the_absolute_differences():
     assert found["missed"] == "lag_variation, queue_p95_batches"
 
 
-def made_run(folder, of, slower=1.0):
-    """A run folder that never was: every time in it is known; workers `slower` times as long, beside a trainer."""
+def made_run(folder, of, slower=1.0, skew_s=0.0):
+    """A run folder that never was: every time in it is known; workers `slower` times as long, beside a trainer.
+
+    The trainer's clock is `skew_s` before the loop's.
+    """
     model_eos = load_warm_start()[1].eos_token_id
     log, trace, rng = RunLog(folder, of.run_id, "main", of.to_json()), Trace(), np.random.default_rng(5)
     now_s, unix_s = 100.0, 1_800_000_000.0
@@ -213,6 +223,7 @@ def made_run(folder, of, slower=1.0):
         at_s = now_s if slower == 1 else begin_s
         now_s = max(now_s, at_s + train_s)
         trace.add("train_call", at_s, at_s + train_s, tokens=total, step=step)
+        at_s += skew_s
         trace.add("train", at_s, at_s + train_s, track="trainer0", padded_tokens=padded, cpu_s=train_s)
         for stage, part_s in parts.items():
             trace.add(stage, at_s, at_s + part_s, track="trainer0")
@@ -269,6 +280,15 @@ def test_calibration_finds_the_times_that_were_put_in(tmp_path):
     for wrong, kind in ((("turns", "turns"), "asynchronous"), (("both", "both"), "synchronous")):
         with pytest.raises(ValueError, match=rf"trainer is at work in .*needs {kind} runs"):
             twin.calibrate(*([tmp_path / name] for name in wrong))
+
+
+@pytest.mark.parametrize("skew_s", [-0.0005, 0.0005])
+def test_clocks_that_differ_change_no_time_of_the_trainer(tmp_path, skew_s):
+    made_run(tmp_path, config(forced_sigma=0.4), skew_s=skew_s)
+    times = twin.read_times(tmp_path).times
+    assert times.train_s == pytest.approx(TRAIN_S, rel=1e-6)
+    assert times.train_s_per_rollout == pytest.approx(ROLLOUT_S, rel=1e-6)
+    assert times.train_s_per_padded_token == pytest.approx(TOKEN_S, rel=1e-6)
 
 
 def test_what_the_twin_does_not_model_is_refused(tmp_path):

@@ -176,11 +176,11 @@ def test_eos_comes_from_model_and_tokenizer_and_a_contradiction_is_refused():
     assert HFEngine(chain_to_eos(5), Tokenizer(5)).eos_token_ids == [5]
     assert HFEngine(bigram_llama(bigram_table()), Tokenizer(6)).eos_token_ids == [6]
     assert HFEngine(bigram_llama(bigram_table())).eos_token_ids == []
-    with pytest.raises(ValueError, match=r"eos_token_id is \[6\] in the tokenizer, \[5\] in the model"):
+    with pytest.raises(ValueError, match=r"eos_token_id: is \[6\] in the tokenizer, \[5\] in the model"):
         HFEngine(chain_to_eos(5), Tokenizer(6))
     assert HFEngine(chain_to_eos(5), Tokenizer(6), eos_token_id=6).eos_token_ids == [6]
     for wrong in (VOCAB, -1, [2, 99]):
-        with pytest.raises(ValueError, match="eos_token_id is"):
+        with pytest.raises(ValueError, match="eos_token_id="):
             HFEngine(chain_to_eos(5), eos_token_id=wrong)
 
 
@@ -201,7 +201,7 @@ def test_generation_leaves_the_model_in_the_mode_it_was_in():
     engine = HFEngine(model)
     assert engine.generate(PROMPTS, PLAIN, n=2, seed=1).completions == expected
     assert model.training
-    with pytest.raises(ValueError, match="prompt_ids is"):
+    with pytest.raises(ValueError, match="prompt_ids="):
         engine.generate([], PLAIN)
     assert model.training
 
@@ -214,22 +214,22 @@ def test_completions_carry_the_version_of_the_weights():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompt_ids": []}, r"prompt_ids is \[\]"),
-        ({"prompt_ids": "12"}, "prompt_ids is 12"),
-        ({"prompt_ids": [[1], []]}, r"prompt_ids\[1\] is \[\]"),
-        ({"prompt_ids": [[1, VOCAB]]}, r"prompt_ids\[0\] is \[1, 16\]"),
-        ({"prompt_ids": [[-1]]}, r"prompt_ids\[0\] is \[-1\]"),
-        ({"prompt_ids": [[1.0]]}, r"prompt_ids\[0\] is \[1.0\]"),
-        ({"prompt_ids": [[True]]}, r"prompt_ids\[0\] is \[True\]"),
-        ({"prompt_ids": ["12"]}, r"prompt_ids\[0\] is 12"),
-        ({"prompt_ids": [1, 2]}, r"prompt_ids\[0\] is 1"),
+        ({"prompt_ids": []}, r"prompt_ids=\[\]"),
+        ({"prompt_ids": "12"}, "prompt_ids='12'"),
+        ({"prompt_ids": [[1], []]}, r"prompt_ids\[1\]=\[\]"),
+        ({"prompt_ids": [[1, VOCAB]]}, r"prompt_ids\[0\]=\[1, 16\]"),
+        ({"prompt_ids": [[-1]]}, r"prompt_ids\[0\]=\[-1\]"),
+        ({"prompt_ids": [[1.0]]}, r"prompt_ids\[0\]=\[1.0\]"),
+        ({"prompt_ids": [[True]]}, r"prompt_ids\[0\]=\[True\]"),
+        ({"prompt_ids": ["12"]}, r"prompt_ids\[0\]='12'"),
+        ({"prompt_ids": [1, 2]}, r"prompt_ids\[0\]=1:"),
         ({"prompt_ids": [[1] * 60]}, "prompt plus max_new_tokens is 66 tokens: the model has 64 positions"),
-        ({"n": 0}, "n is 0"),
-        ({"n": 1.5}, "n is 1.5"),
-        ({"decoding": plain(max_new_tokens=None)}, "decoding.max_new_tokens is None"),
-        ({"decoding": plain(max_new_tokens=0)}, "decoding.max_new_tokens is 0"),
-        ({"decoding": plain(stop=["."])}, "decoding.stop is"),
-        ({"decoding": plain(repetition_penalty=1.2)}, "decoding.repetition_penalty is 1.2"),
+        ({"n": 0}, "n=0"),
+        ({"n": 1.5}, "n=1.5"),
+        ({"decoding": plain(max_new_tokens=None)}, "decoding.max_new_tokens=None"),
+        ({"decoding": plain(max_new_tokens=0)}, "decoding.max_new_tokens=0"),
+        ({"decoding": plain(stop=["."])}, "decoding.stop="),
+        ({"decoding": plain(repetition_penalty=1.2)}, "decoding.repetition_penalty=1.2"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(arguments, message):
@@ -249,9 +249,9 @@ def test_weights_that_give_nan_are_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"behavior_logprobs": [-1.0]}, "behavior_logprobs has 1 values for 2 tokens"),
-        ({"raw_logprobs": []}, "raw_logprobs has 0 values for 2 tokens"),
-        ({"stop_reason": "done"}, "stop_reason is 'done'"),
+        ({"behavior_logprobs": [-1.0]}, "behavior_logprobs: has 1 values for 2 tokens"),
+        ({"raw_logprobs": []}, "raw_logprobs: has 0 values for 2 tokens"),
+        ({"stop_reason": "done"}, "stop_reason='done'"),
     ],
 )
 def test_a_completion_that_contradicts_itself_is_refused(fields, message):

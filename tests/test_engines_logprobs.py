@@ -77,11 +77,11 @@ def test_padding_changes_nothing(side):
 
 
 def test_left_padding_puts_a_response_at_the_end_of_its_row():
-    ids, mask = pad_left([[1, 2, 3], [4]], pad_id=9)
-    assert ids.tolist() == [[1, 2, 3], [9, 9, 4]]
+    ids, mask = pad_left([[1, 2, 3], [4]])
+    assert ids.tolist() == [[1, 2, 3], [0, 0, 4]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
     for sequences in ([], [[1], []]):
-        with pytest.raises(ValueError, match="sequences has"):
+        with pytest.raises(ValueError, match="sequences: has"):
             pad_left(sequences)
 
 
@@ -189,22 +189,22 @@ def test_gemma_2_is_taken_without_its_softcap_only(softcap):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ids": torch.zeros(3, dtype=torch.int64)}, "ids is torch.int64 (3,)"),
-        ({"ids": torch.zeros(2, 1, dtype=torch.int64)}, "ids is torch.int64 (2, 1)"),
-        ({"ids": torch.zeros(0, 4, dtype=torch.int64)}, "ids is torch.int64 (0, 4)"),
-        ({"ids": torch.zeros(2, 4)}, "ids is torch.float32 (2, 4)"),
-        ({"ids": torch.tensor([[1, VOCAB]])}, "ids holds 1 to 16"),
-        ({"ids": torch.tensor([[-100, 1]])}, "ids holds -100 to 1"),
-        ({"ids": [[1, 2]]}, "ids is a list"),
-        ({"attention_mask": torch.ones(3, 4, dtype=torch.int64)}, "attention_mask is (3, 4)"),
-        ({"attention_mask": torch.full((3, 11), 2)}, "attention_mask holds values besides 0 and 1"),
-        ({"attention_mask": torch.full((3, 11), math.nan)}, "attention_mask holds values besides 0 and 1"),
-        ({"attention_mask": torch.eye(11, dtype=torch.int64)[:3] * 0}, "attention_mask row 0 has 0 runs of ones"),
-        ({"attention_mask": torch.tensor([[1] * 11, [1, 0] * 5 + [1], [1] * 11])}, "attention_mask row 1 has 6 runs"),
-        ({"temperature": -1.0}, "decoding.temperature is -1.0"),
-        ({"temperature": 0.5, "decoding": Decoding(temperature=0.5)}, "temperature is 0.5 and decoding.temperature"),
-        ({"decoding": Decoding(temperature=1.0, repetition_penalty=1.3)}, "decoding.repetition_penalty is 1.3"),
-        ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        ({"ids": torch.zeros(3, dtype=torch.int64)}, "ids: is torch.int64 (3,)"),
+        ({"ids": torch.zeros(2, 1, dtype=torch.int64)}, "ids: is torch.int64 (2, 1)"),
+        ({"ids": torch.zeros(0, 4, dtype=torch.int64)}, "ids: is torch.int64 (0, 4)"),
+        ({"ids": torch.zeros(2, 4)}, "ids: is torch.float32 (2, 4)"),
+        ({"ids": torch.tensor([[1, VOCAB]])}, "ids: holds 1 to 16"),
+        ({"ids": torch.tensor([[-100, 1]])}, "ids: holds -100 to 1"),
+        ({"ids": [[1, 2]]}, "ids: is a list"),
+        ({"attention_mask": torch.ones(3, 4, dtype=torch.int64)}, "attention_mask: is (3, 4)"),
+        ({"attention_mask": torch.full((3, 11), 2)}, "attention_mask: holds values besides 0 and 1"),
+        ({"attention_mask": torch.full((3, 11), math.nan)}, "attention_mask: holds values besides 0 and 1"),
+        ({"attention_mask": torch.eye(11, dtype=torch.int64)[:3] * 0}, "attention_mask[0]: has 0 runs of ones"),
+        ({"attention_mask": torch.tensor([[1] * 11, [1, 0] * 5 + [1], [1] * 11])}, "attention_mask[1]: has 6 runs"),
+        ({"temperature": -1.0}, "decoding.temperature=-1.0"),
+        ({"temperature": 0.5, "decoding": Decoding(temperature=0.5)}, "temperature=0.5: decoding.temperature is 0.5"),
+        ({"decoding": Decoding(temperature=1.0, repetition_penalty=1.3)}, "decoding.repetition_penalty=1.3"),
+        ({"chunk_tokens": 0}, "chunk_tokens=0"),
     ],
 )
 def test_malformed_arguments_are_refused_in_one_line(arguments, message):

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -71,12 +72,26 @@ def test_a_server_that_dies_at_start_is_named_with_its_last_line(tmp_path):
         VLLMServer(**broken)
 
 
-def test_a_server_that_never_serves_is_stopped(tmp_path):
-    hung = stand_in(tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+def test_a_server_that_never_serves_is_stopped(tmp_path, monkeypatch):
+    started = []
+
+    class Noted(vllm_process.ServerProcess):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self.pid)
+
+    monkeypatch.setattr(vllm_module, "ServerProcess", Noted)
     with pytest.raises(EngineError, match=r"did not serve within 1\.5 s"):
-        VLLMServer(**hung, startup_s=1.5)
+        VLLMServer(**stand_in(tmp_path, "time.sleep(600)"), startup_s=1.5)
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+        os.killpg(started[0], 0)
+
+
+def test_a_start_says_where_its_log_is_and_what_it_took(tmp_path, capsys):
+    with VLLMServer(**stand_in(tmp_path, serves()), startup_s=20) as server:
+        starts, serves_after = capsys.readouterr().err.splitlines()
+    assert starts.endswith(f"its log: {server.log_path}")
+    assert re.fullmatch(r"vLLM serves after \d+ s", serves_after)
 
 
 class Foreigner(http.server.BaseHTTPRequestHandler):
@@ -105,7 +120,7 @@ def test_a_port_that_another_server_took_is_not_mistaken_for_ours(tmp_path, monk
 def test_a_server_that_ignores_a_polite_stop_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_process, "STOP_S", 0.5)
     body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + textwrap.dedent(serves())
-    server = VLLMServer(**stand_in(tmp_path, body), startup_s=20)
+    server = VLLMServer(**stand_in(tmp_path, body), startup_s=60)
     server.close()
     assert server._process._process.returncode == -signal.SIGKILL
     server.close()
@@ -116,7 +131,7 @@ def test_a_server_that_ignores_a_polite_stop_is_killed(tmp_path, monkeypatch):
     ("post", "message"),
     [
         ("os._exit(7)", "ended with exit code 7"),
-        ("time.sleep(60)", "does not answer at /inference/v1/generate: timed out"),
+        ("time.sleep(600)", "does not answer at /inference/v1/generate: timed out"),
         ("return self.answer(b'no\\nroom', 503)", "with 503: no room"),
         ("return self.answer(b'{\"choices\": [', 200)", "something that is not JSON"),
         (
@@ -126,19 +141,19 @@ def test_a_server_that_ignores_a_polite_stop_is_killed(tmp_path, monkeypatch):
     ],
     ids=["dies", "hangs", "refuses", "half an answer", "dies in the answer"],
 )
-def test_a_request_that_fails_says_how(tmp_path, post, message):
-    with VLLMServer(**stand_in(tmp_path, serves(post)), startup_s=20, request_s=1.5) as server:
-        start_s = time.monotonic()
+def test_a_request_that_fails_says_how(tmp_path, monkeypatch, post, message):
+    limit_s = 3.0 if "timed out" in message else 60.0
+    with VLLMServer(**stand_in(tmp_path, serves(post)), startup_s=60, request_s=limit_s) as server:
+        monkeypatch.setattr(vllm_process, "DEATH_S", 60.0)
         with pytest.raises(EngineError, match=message) as caught:
             server.generate([[1, 2]], FREE)
         assert "\n" not in str(caught.value)
-        assert time.monotonic() - start_s < 30
 
 
 def test_a_load_that_fails_half_way_stops_the_server(tmp_path):
     """What it holds then is unknown: with vLLM 0.32.0 the next request would kill it."""
     body = serves("return self.answer({'error': 'disk'}, 500)", "/collective_rpc")
-    with VLLMServer(**stand_in(tmp_path, body), startup_s=20) as server:
+    with VLLMServer(**stand_in(tmp_path, body), startup_s=60) as server:
         with pytest.raises(EngineError, match=r"version 1 did not load, so the server was stopped.*500.*disk"):
             server.load(tmp_path, 1)
         with pytest.raises(EngineError, match="ended with exit code"):
@@ -146,8 +161,8 @@ def test_a_load_that_fails_half_way_stops_the_server(tmp_path):
 
 
 def test_a_pause_that_takes_too_long_leaves_version_and_scheduling(tmp_path):
-    body = serves("time.sleep(60)", "/pause?mode=wait&clear_cache=false")
-    with VLLMServer(**stand_in(tmp_path, body), startup_s=20, request_s=1.5, version=4) as server:
+    body = serves("time.sleep(600)", "/pause?mode=wait&clear_cache=false")
+    with VLLMServer(**stand_in(tmp_path, body), startup_s=60, request_s=3.0, version=4) as server:
         with pytest.raises(EngineError, match=r"/pause.*timed out"):
             server.load(tmp_path, 5)
         assert (server.version, server.is_paused) == (4, False)
@@ -159,21 +174,22 @@ def test_loads_of_two_callers_come_one_after_the_other(tmp_path):
     body = serves("time.sleep(1.0)", "/pause?mode=wait&clear_cache=false").replace(
         "body = json", f"open({str(said)!r}, 'a').write(self.path.split('?')[0] + ' '); body = json", 1
     )
-    with VLLMServer(**stand_in(tmp_path, body), startup_s=20) as server:
+    with VLLMServer(**stand_in(tmp_path, body), startup_s=60) as server:
         said.unlink()
         first = threading.Thread(target=server.load, args=(tmp_path, 1))
         first.start()
         while not said.exists():
+            assert first.is_alive()
             time.sleep(0.01)
         server.load(tmp_path, 2)
-        first.join(10)
+        first.join(60)
         load = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
         assert said.read_text().split() == 2 * load
         assert server.version == 2
 
 
 def test_a_label_that_no_load_set_is_refused(tmp_path):
-    with VLLMServer(**stand_in(tmp_path, serves()), startup_s=20, version=3) as server:
+    with VLLMServer(**stand_in(tmp_path, serves()), startup_s=60, version=3) as server:
         assert server.version == 3
         server._process.call("/update_weight_version", {"new_version": "main"})
         with pytest.raises(EngineError, match="'main', which no load of ours set"):
@@ -195,16 +211,16 @@ def test_missing_parts_are_named(tmp_path, monkeypatch):
 
 
 BAD_CALLS = {
-    "decoding.max_new_tokens is None": lambda server: server.generate([[1]], Decoding(temperature=1.0)),
-    "prompt_ids is \\[\\]": lambda server: server.generate([], FREE),
-    "prompt_ids\\[1\\] is \\[\\]": lambda server: server.generate([[1], []], FREE),
-    "prompt_ids\\[0\\] is \\[8\\]": lambda server: server.generate([[8]], FREE),
-    "prompt_ids\\[0\\] is 1": lambda server: server.generate([1], FREE),
-    "n is 0": lambda server: server.generate([[1]], FREE, n=0),
-    "sequences\\[0\\] is \\[True\\]": lambda server: server.control_logprobs([[True]]),
-    "version is -1": lambda server: server.load(server._home, -1),
-    "version is '1'": lambda server: server.load(server._home, "1"),
-    "in_flight is 'drop'": lambda server: server.pause("drop"),
+    "decoding.max_new_tokens=None": lambda server: server.generate([[1]], Decoding(temperature=1.0)),
+    "prompt_ids=\\[\\]": lambda server: server.generate([], FREE),
+    "prompt_ids\\[1\\]=\\[\\]": lambda server: server.generate([[1], []], FREE),
+    "prompt_ids\\[0\\]=\\[8\\]": lambda server: server.generate([[8]], FREE),
+    "prompt_ids\\[0\\]=1": lambda server: server.generate([1], FREE),
+    "n=0": lambda server: server.generate([[1]], FREE, n=0),
+    "sequences\\[0\\]=\\[True\\]": lambda server: server.control_logprobs([[True]]),
+    "version=-1": lambda server: server.load(server._home, -1),
+    "version='1'": lambda server: server.load(server._home, "1"),
+    "in_flight='drop'": lambda server: server.pause("drop"),
     "max_adapter_rank=None": lambda server: server.load_adapter(server._home, 1),
 }
 BAD_FIELDS = {
@@ -219,7 +235,7 @@ BAD_FIELDS = {
 
 
 def test_what_cannot_be_asked_is_refused_in_one_line(tmp_path):
-    with VLLMServer(**stand_in(tmp_path, serves()), startup_s=20) as server:
+    with VLLMServer(**stand_in(tmp_path, serves()), startup_s=60) as server:
         for message, call in BAD_CALLS.items():
             with pytest.raises(ValueError, match=message) as caught:
                 call(server)

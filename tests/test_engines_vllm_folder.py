@@ -116,10 +116,10 @@ def save_adapter(folder, tensors, **config):
 BASE = {"model.layers.0.self_attn.q_proj.weight": (6, 4), "lm_head.weight": (8, 4)}
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 ADAPTERS = {
-    "rank": ({}, {"r": 16}, r"r is 16, it must be in \[1, 8\]"),
-    "no rank": ({}, {"r": "2"}, "r is '2'"),
-    "A": ({f"{Q}.lora_A.weight": (2, 3)}, {}, r"shape \(2, 3\), it must be \(2, 4\)"),
-    "B": ({f"{Q}.lora_B.weight": (4, 2)}, {}, r"shape \(4, 2\), it must be \(6, 2\)"),
+    "rank": ({}, {"r": 16}, "r=16: needs a whole number of 1 to 8"),
+    "no rank": ({}, {"r": "2"}, "r='2'"),
+    "A": ({f"{Q}.lora_A.weight": (2, 3)}, {}, r"shape \(2, 3\), needs \(2, 4\)"),
+    "B": ({f"{Q}.lora_B.weight": (4, 2)}, {}, r"shape \(4, 2\), needs \(6, 2\)"),
     "another base": ({f"{Q.replace('0', '7')}.lora_A.weight": (2, 4)}, {}, "layers.7.*not a LoRA matrix"),
     "head": ({"base_model.model.lm_head.lora_A.weight": (2, 4)}, {}, "lm_head.*not a LoRA matrix"),
     "whole tensor": ({f"{Q}.weight": (6, 4)}, {}, "not a LoRA matrix"),

@@ -86,7 +86,7 @@ def test_a_freed_slot_is_filled_at_once(server, prompts):
         server.pause("keep")
         with ThreadPoolExecutor(len(batch)) as pool:
             asked = [pool.submit(ask, num_tokens) for num_tokens in batch]
-            time.sleep(1.0)
+            time.sleep(1.0 + len(batch) / 8)
             server.resume()
             for each in asked:
                 each.result()
@@ -128,6 +128,7 @@ def test_requests_in_flight_at_a_load_record_their_versions(server, folders, pro
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(server.generate, prompts, long, 6, 1)
         while server.metrics()["vllm:generation_tokens_total"] < started + 80:
+            assert not asked.done()
             time.sleep(0.01)
         server.load(home / "1", 1, reset_cache, in_flight)
         found = asked.result()
@@ -145,6 +146,9 @@ def test_requests_in_flight_at_a_load_record_their_versions(server, folders, pro
                 span.start : span.end
             ].max()
             is_mixture = in_flight == "keep" and not reset_cache and span.version == 1 and span.start > 0
-            assert gap_nats > 5e-3 if is_mixture else gap_nats < 5e-4  # new weights on keys of the old ones
+            if is_mixture:  # new weights on keys of the old ones; a token or two may agree by chance
+                assert gap_nats > 5e-3 or span.end - span.start < 8
+            else:
+                assert gap_nats < 5e-4
     assert {"wait": [0], "abort": [0], "keep": [0, 1]}[in_flight] in versions
     assert in_flight == "keep" or [0, 1] not in versions

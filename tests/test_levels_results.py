@@ -65,9 +65,9 @@ def test_any_plain_result_survives_the_file(folder, result, more):
         ({"a": np.arange(3)}, r"result\.a is a ndarray"),
         ({1: 2}, "key 1"),
         ({"a": {None: 2}}, "key None"),
-        ({}, "result: "),
-        ([1], "result: "),
-        (None, "result: "),
+        ({}, "result={}: "),
+        ([1], r"result=\[1\]: "),
+        (None, "result=None: "),
         ({"a": b"x"}, r"result\.a is a bytes"),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_name_outside_the_alphabet_is_refused(folder, name):
 
 
 def test_a_level_outside_the_three_is_refused(folder):
-    with pytest.raises(ValueError, match="level: "):
+    with pytest.raises(ValueError, match="level='auto': "):
         levels.store("x", {"a": 1}, folder, level="auto")
 
 
@@ -140,21 +140,21 @@ def test_the_good_file_of_the_next_test_is_good(folder):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"date": "29.11.2026"}, "date: "),
-        ({"date": None}, "date: "),
-        ({"level": "D"}, "level: "),
-        ({"hardware": {}}, "hardware.cpu_model: "),
-        ({"hardware": GOOD["hardware"] | {"host": "me"}}, "hardware.host: "),
+        ({"date": "29.11.2026"}, "date="),
+        ({"date": None}, "date="),
+        ({"level": "D"}, "level="),
+        ({"hardware": {}}, "hardware.cpu_model="),
+        ({"hardware": GOOD["hardware"] | {"host": "me"}}, "hardware.host="),
         ({"hardware": GOOD["hardware"] | {"capability": [7]}}, "hardware.capability"),
-        ({"versions": {"torch": 2.13}}, "versions.torch: "),
-        ({"result": []}, "result: "),
-        ({"result": {}}, "result: "),
+        ({"versions": {"torch": 2.13}}, "versions.torch="),
+        ({"result": []}, r"result=\[\]: "),
+        ({"result": {}}, "result={}: "),
         ({"result": {"a": float("nan")}}, r"result\.a is nan"),
         ({"parameters": {"a": [float("inf")]}}, r"parameters\.a\[0\] is inf"),
         ({"name": "y"}, "name is 'y'"),
-        ({"more": 1}, "more: "),
-        ({"cost": {"seconds": -1.0, "peak_memory_bytes": None}}, r"cost\.seconds: "),
-        ({"cost": {"seconds": 1.0}}, r"cost\.peak_memory_bytes: "),
+        ({"more": 1}, "more=1: "),
+        ({"cost": {"seconds": -1.0, "peak_memory_bytes": None}}, r"cost\.seconds=-1.0: "),
+        ({"cost": {"seconds": 1.0}}, r"cost\.peak_memory_bytes=.*: Field required"),
     ],
 )
 def test_a_malformed_file_is_named_with_its_field(folder, change, named):
@@ -179,3 +179,16 @@ def test_every_result_of_the_repository_can_be_shown(monkeypatch):
         line, table = results.describe(path.stem)
         assert levels.stored(path.stem)["date"] in line
         assert "versions" in repr(table)
+
+
+def test_what_contains_itself_is_refused_by_field(tmp_path):
+    endless = {}
+    endless["again"] = endless
+    with pytest.raises(ValueError, match=r"^result contains itself, or nests too deeply"):
+        levels.store("endless", endless, tmp_path, level="A")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_too_long_for_a_file_is_refused():
+    with pytest.raises(ValueError, match="name"):
+        levels.stored("x" * 300)

@@ -191,3 +191,10 @@ def test_a_wrong_argument_is_named(kwargs, message, checkpointing):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         activations(**{"spec": SPEC, "batch": 1, "seq": 8, "checkpointing": checkpointing, **kwargs})
     assert str(error.value) == message
+
+
+def test_names_are_neither_a_spec_nor_a_recipe():
+    with pytest.raises(ValueError, match=r"^spec='Qwen3-4B': needs a ModelSpec"):
+        activations("Qwen3-4B", 1, 8)
+    with pytest.raises(ValueError, match=r"^recipe='bf16_pure': needs a TrainRecipe"):
+        training_step(SPEC, "bf16_pure", 1, 8)

@@ -107,6 +107,25 @@ def test_two_measurements_recover_any_pair(fixed, per_token, tokens, more):
     assert found.fixed_bytes == pytest.approx(fixed, abs=1e-3)
 
 
+@pytest.mark.parametrize("bytes_each", [147_456, 98_304, 70_272, 131_072 / 3])
+@pytest.mark.parametrize("lengths", [(4_096, 32_768), (333, 77_777), (1_000, 131_072)])
+def test_a_model_with_nothing_fixed_is_recovered_from_its_reports(bytes_each, lengths):
+    pool = 24 * GIB
+    reports = [RequestCost(0, bytes_each).reported_tokens(pool, length) for length in lengths]
+    points = [(length, pool * length / tokens) for length, tokens in zip(lengths, reports)]
+    for first, second in (points, points[::-1]):
+        found = RequestCost.from_measurements(first, second)
+        assert found.per_token_bytes == pytest.approx(bytes_each, rel=1e-4)
+        assert 0 <= found.fixed_bytes <= 1e-3 * points[0][1]
+
+
+@pytest.mark.parametrize("call", [kv_cache, kv_capacity])
+@pytest.mark.parametrize("spec", ["Qwen3-4B", {"model_type": "llama"}, None])
+def test_a_models_name_is_no_spec(call, spec):
+    with pytest.raises(ValueError, match=r"^spec=.*: needs a ModelSpec, as ModelSpec\.named\(name\) or"):
+        call(spec, 1000)
+
+
 def test_measurements_that_no_pair_explains_are_refused():
     with pytest.raises(ValueError, match="tokens=5: twice the same length"):
         RequestCost.from_measurements((5, 10), (5, 12))
@@ -251,6 +270,11 @@ def test_a_freed_window_holds_more_tokens_of_long_sequences():
         (lambda: logits(0, 1, 1), "batch=0: needs a whole number of at least 1"),
         (lambda: logits(1, 1, 1, copies=0), "copies=0: needs a whole number of at least 1"),
         (lambda: RequestCost(-1, 0), "fixed_bytes=-1: needs a finite number of at least 0"),
+        (lambda: RequestCost.from_measurements((5,), (7, 8)), "first=(5,): needs a pair (tokens, bytes)"),
+        (
+            lambda: RequestCost.from_measurements((5, 6), ("7", 8)),
+            "tokens of second='7': needs a whole number of at least 0",
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(call, message):

@@ -107,3 +107,7 @@ def test_explain_names_every_candidate_within_reach():
     assert explain(101, candidates, tolerance=0.001) == []
     with pytest.raises(ValueError, match="measured_bytes=0"):
         explain(0, candidates)
+    with pytest.raises(ValueError, match="tolerance='x'"):
+        explain(101, candidates, tolerance="x")
+    with pytest.raises(ValueError, match=r"candidates\['far'\]=200: needs a Ledger"):
+        explain(101, {"far": 200})

@@ -125,6 +125,8 @@ def test_the_table_marks_the_peak(tmp_path):
     ("call", "message"),
     [
         (lambda: phases([]), "needs at least one phase"),
+        (lambda: phases(None), "steps=None: needs a list of Phase"),
+        (lambda: phases([Phase("a", {}), {"KV": 1}]), r"phases\[1\]={'KV': 1}: needs a Phase"),
         (lambda: phases([Phase("a", {}), Phase("a", {})]), "phases: 'a' occurs twice"),
         (lambda: Phase("a", {"KV": -1}), "KV=-1: needs a finite number of at least 0"),
         (lambda: Phase("a", {"KV": float("nan")}), "KV=nan: needs a finite number of at least 0"),

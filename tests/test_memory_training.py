@@ -111,6 +111,7 @@ def test_state_adds_over_parameters(left, right, name):
         ({"num_trainable": -1}, "num_trainable=-1: needs a whole number of at least 0"),
         ({"num_trainable": 11}, "num_trainable=11: more than num_params=10; adapters count in both"),
         ({"frozen_weight": -2}, "frozen_weight=-2: needs a finite number of at least 0"),
+        ({"recipe": "sgd"}, "recipe='sgd': needs a TrainRecipe, such as RECIPES['bf16_no_master']"),
     ],
 )
 def test_model_state_names_what_is_wrong(kwargs, message):
@@ -176,6 +177,9 @@ def test_adapters_are_linear_in_the_rank_and_add_over_targets(rank, targets):
     [
         ("Qwen2.5-7B", 0, ALL_LINEARS, "rank=0: needs a whole number of at least 1"),
         ("Qwen2.5-7B", 8, ["qkv_proj"], "targets='qkv_proj': known are down_proj, gate_proj, "),
+        ("Qwen2.5-7B", 8, ["q_proj", "q_proj"], "targets=.*: needs a list of projections, none of them twice"),
+        ("Qwen2.5-7B", 8, [], r"targets=\[\]: needs a list of projections"),
+        ("Qwen2.5-7B", 8, "q_proj", "targets='q_proj': needs a list of projections"),
         ("Qwen3-30B-A3B", 8, ALL_LINEARS, "targets='gate_proj': known are k_proj, o_proj, q_proj, v_proj"),
         ("DeepSeek-V3", 8, ["q_proj"], "targets='q_proj': known are down_proj, gate_proj, kv_b_proj"),
     ],
@@ -331,6 +335,7 @@ def test_the_convention_is_printed():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
+        ({"ledger": 16e9}, "ledger=16000000000.0: needs a Ledger, such as model_state gives"),
         ({"strategy": "zero4"}, "strategy='zero4': known are ddp, fsdp, hsdp, zero1, zero2, zero3"),
         ({"world_size": 0}, "world_size=0: needs a whole number of at least 1"),
         ({"world_size": 2.5}, "world_size=2.5: needs a whole number of at least 1"),

@@ -54,7 +54,7 @@ OTHERS = {
         offpolicy.correct,
         (D, M, "sequence_clip"),
         {"high": 2},
-        "mode='sequence_clip': known are token_tr",
+        "mode='sequence_clip': known are geometric_mask",
     ),
     "no mode": (offpolicy.correct, (D, M, None), {"high": 2}, "mode=None: known are"),
     "no bound": (offpolicy.correct, (D, M, "token_mask"), {}, "low=None, high=None: token_mask needs a bound"),

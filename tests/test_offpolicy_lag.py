@@ -74,7 +74,10 @@ BAD = {
     "negative": ((5, [-1]), "versions: -1 is negative"),
     "missing version": ((5, [4, None]), r"versions=\[4, None\]: needs whole numbers"),
     "fraction": ((5, 4.5), r"versions=4.5: needs whole numbers"),
-    "text": ((5, "4"), "versions=4: needs whole numbers"),
+    "text": ((5, "4"), "versions='4': needs whole numbers"),
+    "bool among numbers": ((5, [4, True]), r"versions=\[4, True\]: needs whole numbers"),
+    "beyond 64 bits": ((5, 2**63), r"versions: 9223372036854775808 is above 2\*\*53"),
+    "beyond any type": ((10**5000, 5), "current_version=<int>: needs one whole number"),
     "bool": ((True, 0), "current_version=True: needs one whole number"),
     "several trainers": (([5, 6], 4), r"current_version=\[5, 6\]: needs one whole number"),
     "empty": ((5, []), r"versions=\[\]: needs whole numbers"),
@@ -94,6 +97,12 @@ def test_bad_versions_are_named_in_one_line(name):
     with pytest.raises(ValueError, match=message) as caught:
         lag(*arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lags", [-1, [2, -1], 1.5, None, "2", [[1], [1, 2]]])
+def test_bad_lags_are_not_fresh(lags):
+    with pytest.raises(ValueError, match=r"^lags"):
+        is_fresh(lags, 2)
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, None, "2"])

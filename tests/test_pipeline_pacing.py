@@ -27,6 +27,12 @@ def test_field_case_b38_waiting_in_the_queue_counts():
     assert pipeline.versions_published(101, 141, period_s=10) == 4
 
 
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 90))
+def test_versions_at_times_in_decimals_are_those_of_whole_numbers(start, more, period):
+    expected = sum(time % period == 0 for time in range(start + 1, start + more + 1))
+    assert pipeline.versions_published(start / 10, (start + more) / 10, period / 10) == expected
+
+
 @pytest.mark.parametrize(("duration_s", "expected"), [(35, {3, 4}), (5, {0, 1})])
 def test_field_case_b41_versions_seen(duration_s, expected):
     seen = {pipeline.versions_published(phase_s, phase_s + duration_s, 10) for phase_s in np.arange(0.05, 10, 0.1)}

@@ -141,5 +141,5 @@ def test_evidence_is_filed_under_a_preflight_step():
 
 def test_a_brief_is_a_brief():
     assert brief().batch_rollouts == 128
-    with pytest.raises(ValueError, match=r"needs a plan\.Brief"):
+    with pytest.raises(ValueError, match="needs a Brief"):
         plan.draw_up({"model": "Qwen2.5-7B"})

@@ -65,7 +65,12 @@ def test_float_noise_is_no_signal():
 @pytest.mark.parametrize(
     ("rewards", "group_size", "message"),
     [
-        ([], 2, r"rewards has shape \(0,\)"),
+        ([], 2, r"rewards: shape \(0,\)"),
+        (None, 2, "rewards: "),
+        ([1.0, None], 2, r"rewards\[1\]=nan"),
+        ([[1.0], [1.0, 0.0]], 2, "rewards: rows of unequal length"),
+        ([1.0, 0.0], "2", "group_size='2'"),
+        ([1.0, 0.0, 1.0, 0.0], 2.5, "group_size=2.5"),
         ([1.0, 0.0, 1.0], 2, r"rewards has shape \(3,\)"),
         ([[1.0, 0.0]], 2, r"rewards has shape \(1, 2\)"),
         ([1.0, 0.0], 1, "group_size=1"),

@@ -215,6 +215,7 @@ class CountingEngine:
                 behavior_logprobs=[-1.0] * length,
                 stop_reason="length",
                 policy_version=self.version,
+                version_spans=None,
             )
             for row, length in enumerate(lengths)
         ]

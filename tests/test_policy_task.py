@@ -31,7 +31,14 @@ def test_seeds_differ_and_ids_name_the_problem():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((0, 0), "num=0"), ((-3, 0), "num=-3"), ((1, 0, 0), "digits=0"), ((1, 0, 64), "digits=64")],
+    [
+        ((0, 0), "num=0"),
+        ((-3, 0), "num=-3"),
+        (("5", 0), "num='5'"),
+        ((1, None), "seed=None"),  # Python's generator would take it for the clock
+        ((1, 0, 0), "digits=0"),
+        ((1, 0, 64), "digits=64"),
+    ],
 )
 def test_prompts_refuse_senseless_sizes(arguments, message):
     with pytest.raises(ValueError, match=message):

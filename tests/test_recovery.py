@@ -263,7 +263,7 @@ def test_a_senseless_setting_is_named_in_one_line(field, value):
 def test_an_unknown_queue_policy_is_refused_before_anything_is_written(tmp_path):
     run = Turns(tmp_path)
     run.crash()
-    with pytest.raises(ValueError, match="queue_policy='keep': needs one of restore, drop"):
+    with pytest.raises(ValueError, match="queue_policy='keep': known are drop, restore"):
         run.start("keep")
 
 

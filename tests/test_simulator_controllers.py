@@ -216,7 +216,7 @@ def test_a_rule_of_ones_own_is_a_small_class():
         (lambda: CONTROLLERS["areal"](max_lag=-1), "max_lag=-1"),
         (lambda: CONTROLLERS["areal"](concurrency=0), "concurrency=0"),
         (lambda: CONTROLLERS["skyrl"](max_staleness_steps=1.5), "max_lag=1.5"),
-        (lambda: CONTROLLERS["nemo_rl"](at_update="kept"), "at_update='kept': needs one of finish, abort, keep"),
+        (lambda: CONTROLLERS["nemo_rl"](at_update="kept"), "at_update='kept': known are abort, finish, keep"),
         (lambda: CONTROLLERS["verl_v1"](strategy="skip"), "strategy='skip'"),
         (lambda: CONTROLLERS["verl_v1"](max_off_policy_threshold=0), "max_off_policy_threshold=0"),
         (lambda: CONTROLLERS["verl_fully_async"](float("nan")), "staleness_threshold=nan"),

@@ -252,7 +252,7 @@ class Endless:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"controller": "arael"}, "controller='arael': needs one of synchronous, one_step_off"),
+        ({"controller": "arael"}, "controller='arael': known are areal, bounded_queue"),
         ({"controller": CONTROLLERS["areal"]}, r"controller=.*is it a class without \(\)"),
         ({"slots_per_replica": 0}, "slots_per_replica=0"),
         ({"num_replicas": 1.5}, "num_replicas=1.5"),
@@ -307,6 +307,7 @@ def test_bad_configurations_are_refused(changes, message):
         (lambda: Tools(calls=-1), "calls=-1"),
         (lambda: simulate({"batch_rollouts": 8}), "config=.*needs a LoopConfig"),
         (lambda: sweep([LoopConfig(**GOOD), 7]), r"configs\[1\]=7"),
+        (lambda: sweep(LoopConfig(**GOOD)), "configs=LoopConfig"),
         (lambda: sweep([], workers=0), "workers=0"),
         (lambda: sweep([], warm_up=1.0), "warm_up=1.0"),
         (lambda: simulate(LoopConfig(**GOOD)).summary(after_s=1e9), "after_s="),

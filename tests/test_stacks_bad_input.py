@@ -115,6 +115,23 @@ def test_types_are_refused_by_name():
     refused("verl", {**FORMS["verl"](W), "batch": [1]}, field="batch")
 
 
+def verl_scores(*scores):
+    payload = FORMS["verl"](W)
+    width = len(payload["batch"]["responses"][0])
+    rows = [[*scores, *[0.0] * (width - len(scores))], [0.0] * width]
+    return {**payload, "batch": {**payload["batch"], "rm_scores": rows}}
+
+
+def test_scores_that_do_not_add_up_to_a_reward():
+    refused("verl", verl_scores(1.0, None), field="batch.rm_scores")
+    refused("verl", verl_scores(1.0, 10**400), field="batch.rm_scores")
+    for scores in ((math.inf, -math.inf), (1e308, 1e308), (math.nan,)):
+        record, _ = stacks.to_rollout("verl", verl_scores(*scores))
+        assert "reward_not_finite" in rollouts.validate(record).codes
+    record, _ = stacks.to_rollout("verl", verl_scores(0.1, 0.2, -0.3))
+    assert record.reward == {"rm_scores": math.fsum((0.1, 0.2, -0.3))}
+
+
 def test_numbers_that_are_none_are_left_to_validate():
     payload = FORMS["PRIME-RL"](W)
     record, _ = stacks.to_rollout("PRIME-RL", {**payload, "logprobs": [0.0, 0.0, -0.5, math.nan, 0.25]})

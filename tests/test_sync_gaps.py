@@ -16,6 +16,12 @@ def test_b52_breaks_at_step_three_by_13_4():
     assert "not precision" in found.sentence
 
 
+def test_b52_from_the_numbers_alone():
+    found = read_gaps([0.010, 0.018, 0.201], reference=[0.010, 0.018, 0.015])
+    assert (found.cause, found.index, round(found.ratio, 1)) == ("stale_weights", 2, 13.4)
+    assert "at once" in str(found)
+
+
 def test_b52_does_not_heal_at_a_restart():
     found = read_gaps([0.01, 0.2, 0.21, 0.22, 0.23], reference=0.01, restarts=[3])
     assert found.cause == "stale_weights"
@@ -71,6 +77,7 @@ def test_any_jump_at_the_first_update_is_stale_weights(height, later, warm_up):
         ({"gaps": [0.1, 0.1], "reference": [0.1]}, "reference"),
         ({"gaps": [0.1, 0.1], "reference": 0}, "reference"),
         ({"gaps": [0.1, 0.1], "restarts": [2]}, "restarts"),
+        ({"gaps": [0.1, 0.1], "restarts": None}, "restarts=None"),
         ({"gaps": [0.1, 0.1], "updates": [1, 0]}, "updates"),
         ({"gaps": [0.1, 0.1], "updates": [1]}, "updates"),
     ],

@@ -42,7 +42,10 @@ def forked(work):
 
 
 def read_on(folder, stop, report):
-    """Read until told to stop; report the number of reads, or the first that is no whole version."""
+    """Read until told to stop; report the number of reads, or the first that is no whole version.
+
+    REPORT.begun says that one version has been read.
+    """
     last, reads, seen = -1, 0, set()
     while not stop.exists():
         try:
@@ -56,6 +59,7 @@ def read_on(folder, stop, report):
             return
         last, reads = found.version, reads + 1
         seen.add(last)
+        report.with_suffix(".begun").touch()
     report.write_text(f"whole: {reads} {len(seen)}")
 
 
@@ -63,6 +67,18 @@ def publish_on(folder, last):
     with Publisher(folder) as publisher:
         for version in range(publisher.version + 1, last + 1):
             publisher.publish(weights(version), version)
+
+
+def each_has(folder, suffix=""):
+    """Whether each reader has written its report, or its REPORT.begun."""
+    return all((folder / f"report{index}{suffix}").exists() for index in range(NUM_READERS))
+
+
+def wait_until_each_has(folder, suffix=""):
+    end_s = time.monotonic() + 120
+    while not each_has(folder, suffix):
+        assert time.monotonic() < end_s, f"not each reader has written report{suffix}"
+        time.sleep(0.001)
 
 
 def reports(folder, work):
@@ -86,9 +102,11 @@ def test_a_thousand_publishes_with_readers_and_kills(folder):
 
     def kill_each_after_fifty():
         """Counted in versions, so that a fast machine sees as many kills as a slow one."""
+        wait_until_each_has(folder, ".begun")
         for last in range(50, 1001, 50):
             child = forked(lambda: publish_on(folder / "w", 10**6))
             while read(folder / "w").version < last:
+                assert os.waitpid(child, os.WNOHANG) == (0, 0), "the publisher ended by itself"
                 time.sleep(rng.uniform(0, 0.002))
             os.kill(child, signal.SIGKILL)
             ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -112,10 +130,12 @@ def test_the_readers_would_notice_weights_that_are_written_in_place(folder):
         old = file.read_bytes()
 
         def overwrite():
-            for step in range(400):
+            for step in range(100_000):
                 with open(file, "r+b") as opened:
                     opened.seek(len(old) // 2)
                     opened.write(bytes([step % 256]) * 512)
+                if each_has(folder):
+                    break
                 time.sleep(0.001)
 
         found = reports(folder, overwrite)
@@ -128,9 +148,9 @@ def test_the_readers_would_notice_a_version_that_falls(folder):
         publisher.publish(weights(1), 1)
 
         def go_back():
-            time.sleep(0.2)
+            wait_until_each_has(folder, ".begun")
             write_pointer(folder / "w", 0)
-            time.sleep(0.2)
+            wait_until_each_has(folder)
 
         found = reports(folder, go_back)
     assert all("version 0 after 1" in text for _, text in found), found

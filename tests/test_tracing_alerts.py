@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tracing_runs import CONFIG, INCIDENTS, NUM_STEPS, ONSET, STEP_S, T0_UNIX_S, WORKERS, make_run
 
-from rlinfra_utils.tracing import RULES, Rule, RunLog, alerts, config_hash, read_run
+from rlinfra_utils.tracing import RULES, Rule, RunLog, alerts, config_hash, metrics, read_run
 from rlinfra_utils.tracing.figures import FIGURES
 
 QUEUE_RULE = [rule for rule in RULES if rule.name == "queue_growth"]
@@ -230,6 +230,9 @@ def test_a_median_of_too_few_intervals_judges_nobody(tmp_path):
         (lambda run: Rule("x", "lag_max", math.nan, "", "", ""), "threshold=nan"),
         (lambda run: Rule("x", "lag_max", "4", "", "", ""), "threshold='4'"),
         (lambda run: alerts(run, rules=["lag"]), "rules: 'lag' is no"),
+        (lambda run: alerts(run, rules=None), "rules=None"),
+        (lambda run: alerts(run.folder), "run=.*: needs a RunData, as read_run"),
+        (lambda run: metrics(str(run.folder)), "run='.*: needs a RunData, as read_run"),
         (lambda run: alerts(run, now_unix_s=0.5), r"now_unix_s=0.5: .* the last stamp 2"),
         (lambda run: alerts(run, now_unix_s=math.nan), "now_unix_s=nan"),
     ],

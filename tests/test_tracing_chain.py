@@ -58,6 +58,8 @@ def test_a_step_and_a_version_lead_back_to_their_rollouts(made, step):
         ({}, "give one of rollout_id, optimizer_step"),
         ({"rollout_id": "x", "optimizer_step": 1}, "give one of"),
         ({"rollout_id": "x"}, "rollout_id='x': the run 'run-5' holds none; it holds 'synthetic-5000-p0-s0' to"),
+        ({"rollout_id": ["x"]}, r"rollout_id=\['x'\]: needs a str"),
+        ({"optimizer_step": "1"}, "optimizer_step='1'"),
         ({"optimizer_step": 99}, "optimizer_step=99: .* it holds 1 to 20"),
         ({"optimizer_step": 1, "branch_id": "side"}, "holds none in branch 'side'"),
     ],

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tracing_runs import make_run
 
 from rlinfra_utils import rollouts, synthetic
-from rlinfra_utils.tracing import RunFolderError, RunLog, config_hash, read_run
+from rlinfra_utils.tracing import RunFolderError, RunLog, alerts, config_hash, read_run
 
 CONFIG = {"lr": 1e-4, "batch": {"size": 8, "stop": ["a", "b"]}}
 
@@ -132,10 +133,11 @@ def _write_until_killed(folder, told):
 @pytest.mark.parametrize("seed", range(10))
 def test_sigkill_costs_no_line_that_a_call_returned_from(tmp_path, seed):
     context = multiprocessing.get_context("fork")
-    told = context.Value("q", 0)
+    told = context.Value("q", 0, lock=False)  # a lock would die with its holder
     victim = context.Process(target=_write_until_killed, args=(tmp_path / "run", told))
     victim.start()
     while told.value == 0:
+        assert victim.is_alive()
         time.sleep(0.001)
     time.sleep(np.random.default_rng(seed).uniform(0, 0.02))
     os.kill(victim.pid, signal.SIGKILL)
@@ -226,7 +228,11 @@ def line(**changes):
         (line(rollout_ids=[1]), "rollout_ids.0=1"),
         (line(stats={"loss": "low"}), "stats.loss='low'"),
         (line(surprise=1), "surprise=1"),
-        ("[]", "line=[]"),
+        (line(time_unix_s=float("inf")), "time_unix_s=inf"),
+        (line(optimizer_step=10**30), "optimizer_step=1000"),
+        (line(rollout_ids=[]), "rollout_ids=[]"),
+        (line(training_batch_id="\ud800"), "holds half a surrogate pair"),
+        ("[]", "value=[]"),
         ("{}", "time_unix_s="),
     ],
 )
@@ -243,6 +249,8 @@ def test_a_batch_line_that_makes_no_sense_is_left_out_by_field_and_value(log, te
         (lambda log: log.batch("b", 1, [], 0, 1), r"rollout_ids=\[\]"),
         (lambda log: log.batch("b", 1, ["a", "a"], 0, 1), r"rollout_ids=\['a'\]"),
         (lambda log: log.batch("b", 1, "abc", 0, 1), "rollout_ids='abc'"),
+        (lambda log: log.batch("b", 1, None, 0, 1), "rollout_ids=None"),
+        (lambda log: log.batch("b", 1, [["a"]], 0, 1), r"rollout_ids=\[\['a'\]\]"),
         (lambda log: log.batch("b", -1, ["a"], 0, 1), "optimizer_step=-1"),
         (lambda log: log.batch("b", 1, ["a"], 0, 1, {"loss": None}), "stats.loss=None"),
         (lambda log: log.batch("b", 1, ["a"], 0, 1, [3]), r"stats=\[3\]"),
@@ -250,9 +258,12 @@ def test_a_batch_line_that_makes_no_sense_is_left_out_by_field_and_value(log, te
         (lambda log: log.event("queue", depth_rollouts=1), "depth_tokens=None"),
         (lambda log: log.event("restored", step=1.5, seconds=1), "step=1.5"),
         (lambda log: log.event("memory", peak_bytes=-1), "peak_bytes=-1"),
+        (lambda log: log.event("restored", step=float("inf"), seconds=1), "step=inf"),
         (lambda log: log.event("x", branch_id="other"), "branch_id='other'"),
         (lambda log: log.event("x", field=object()), "needs what JSON holds"),
+        (lambda log: log.event("x", field="\ud800"), "needs what JSON holds"),
         (lambda log: log.event("x", time_unix_s=float("nan")), "time_unix_s=nan"),
+        (lambda log: log.event("x", time_unix_s=10**400), "time_unix_s=1000"),
         (lambda log: log.rollouts([{"run_id": "r"}]), "sample_id: a record has none"),
         (lambda log: log.rollouts([{"sample_id": "s"}]), "run_id: a record has none"),
         (lambda log: log.rollouts(records(1, run_id="other")), "run_id='other'"),
@@ -268,6 +279,32 @@ def test_a_bad_argument_is_named_and_nothing_is_written(log, call, message):
         call(log)
     assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in log.folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["batches.jsonl", "events.jsonl"])
+def test_a_file_that_cannot_be_read_is_a_problem(log, name):
+    (log.folder / name).unlink(missing_ok=True)
+    (log.folder / name).mkdir()
+    assert read_run(log.folder).problems == [f"{name}: cannot be read: Is a directory"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kind": "weight_sync", "version": math.inf, "seconds": 1.0}, "version=inf: an event of kind 'weight_"),
+        ({"kind": "heartbeat", "within_s": "x"}, "within_s='x': needs a number"),
+        ({"kind": "x", "note": "\ud800"}, "holds half a surrogate pair"),
+        ({"kind": "rollouts", "file": "../run.json", "num_rollouts": 1}, "rollouts/../run.json: was written"),
+        ({"kind": "rollouts", "file": "a" * 5000, "num_rollouts": 1}, "was written and is not there"),
+    ],
+)
+def test_an_event_that_makes_no_sense_is_a_problem(log, fields, words):
+    event = {"time_unix_s": 1.0, "branch_id": "main", "config_hash": "h"}
+    with open(log.folder / "events.jsonl", "a") as file:
+        file.write(json.dumps(event | fields) + "\n")
+    run = read_run(log.folder)
+    assert any(words in problem for problem in run.problems)
+    alerts(run)
 
 
 def test_no_run_is_one_line(tmp_path):

@@ -4,7 +4,8 @@ Models: what is missing, what is corrupt, what has another version today, each w
 resume itself: a whole checkpoint and a faithful loader are two things. Use:
 `print(audit(path, current={"versions": {"tokenizer": "v2"}, "decoding": {...}}))`.
 
-Folders of the transformers and TRL Trainer, torch DCP and verl are read as far as names and headers go (`foreign.py`).
+Folders of the transformers and TRL Trainer, torch DCP, verl and SkyRL are read as far as names and headers go
+(`foreign.py`).
 """
 
 from __future__ import annotations

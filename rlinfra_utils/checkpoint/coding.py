@@ -25,6 +25,8 @@ DTYPES = frozenset(
     np.dtype(code).name for code in ("?", "f2", "f4", "f8", "c8", *(f"{k}{n}" for k in "iu" for n in "1248"))
 )
 _MARK = "__tensor__"
+#: Python writes no integer of more than 4,300 digits as text.
+_MAX_BITS = 14_000
 
 
 def encode(name: str, value: Any) -> dict[str, bytes]:
@@ -48,6 +50,8 @@ def encode(name: str, value: Any) -> dict[str, bytes]:
 
 def _take_tensors(value: Any, where: str, path: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
     """`value` as JSON holds it, its arrays moved to `tensors`."""
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        raise ValueError(f"{where}: an integer of {value.bit_length()} bits: needs {_MAX_BITS} at most")
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray):

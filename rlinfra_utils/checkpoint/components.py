@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlinfra_utils import rollouts
 from rlinfra_utils.checkpoint.position import DataPosition
-from rlinfra_utils.doors import short
+from rlinfra_utils.doors import complaint, short
 
 Count = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -166,16 +166,9 @@ def check(name: str, value: Any) -> None:
     try:
         COMPONENTS[name].check(value)
     except ValidationError as error:
-        raise ValueError(f"{name}: {one_line(error)}") from error
+        raise ValueError(f"{name}: {complaint(error)}") from error
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def one_line(error: ValidationError) -> str:
-    """The first thing that pydantic found, with its field and value."""
-    first = error.errors(include_url=False)[0]
-    field = ".".join(map(str, first["loc"])) or "value"
-    return f"{field}={short(first['input'])}: {first['msg']}"
 
 
 def names_of(require: Any) -> tuple[str, ...]:

@@ -1,33 +1,33 @@
-"""What checkpoint folders of the transformers and TRL Trainer, of verl and of torch DCP hold, seen from outside.
+"""What checkpoint folders of the transformers and TRL Trainer, verl, SkyRL and torch DCP hold, seen from outside.
 
-Models: which component has a file, whether the file is whole as far as its container shows (zip directory,
-safetensors header, JSON), what it cannot say. Leaves out the content of pickles, which are never loaded, and shards
-of Megatron and DeepSpeed. Use: `found = LAYOUTS[recognise(path)](path)`.
+Models: which component has a file, whether the file is whole (`outside.py`), what it cannot say. Leaves out the
+content of pickles, which are never loaded, and Megatron's shards. Use: `found = LAYOUTS[recognise(path)](path)`.
 
-Sources: transformers 5.24 trainer.py (file names of `_save_checkpoint`); verl fsdp_checkpoint_manager.py at 01ee5e04.
+Sources: transformers 5.24 trainer.py (file names of `_save_checkpoint`); accelerate 1.15 utils/fsdp_utils.py; verl
+fsdp_checkpoint_manager.py at 01ee5e04; SkyRL fsdp_strategy.py at 065f2a1e; DeepSpeed engine.py (`save_checkpoint`).
 """
 
 from __future__ import annotations
 
-import json
 import re
-import zipfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from rlinfra_utils.checkpoint import dcp
 from rlinfra_utils.checkpoint.manifest import COMPLETE, MANIFEST, CheckpointError
+from rlinfra_utils.checkpoint.outside import Found, fault, read_json
 from rlinfra_utils.doors import short
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+_WHOLE = ("model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin")
+_WEIGHTS = (*_WHOLE, "adapter_model.safetensors", "adapter_model.bin")
+#: Folders of accelerate's FSDP with SHARDED_STATE_DICT, each a DCP checkpoint.
+_FSDP_FOLDERS = {"policy": "pytorch_model_fsdp_0", "optimizer": "optimizer_0"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _RUN_FOLDER = re.compile(r"(step_|checkpoint-|global_step_)[0-9]+")
 #: What DCP's HuggingFaceStorageWriter calls the file of one rank.
 _DCP_SHARD = re.compile(r"shard-([0-9]{5})-model-[0-9]{5}-of-[0-9]{5}\.safetensors")
+#: ZeRO 1 and 2 keep the policy whole in one file a model-parallel rank, ZeRO 3 in one a rank.
+_ZERO_SHARD = re.compile(r"(?:[a-z0-9]+_)?(?:zero_pp_rank_([0-9]{1,9})_)?mp_rank_([0-9]{2,9})_(model|optim)_states\.pt")
 _VERL_SHARD = re.compile(r"(model|optim|extra_state)_world_size_([0-9]{1,9})_rank_([0-9]{1,9})\.pt")
 #: What DCP folders hold of a component in part, whatever they name.
 _DCP_PARTIAL = {
@@ -36,26 +36,8 @@ _DCP_PARTIAL = {
 }
 
 
-@dataclass
-class Found:
-    """Components that are there whole, that are there in part (what the part lacks), and that are damaged."""
-
-    present: set[str] = field(default_factory=set)
-    partial: dict[str, str] = field(default_factory=dict)
-    corrupt: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def add(self, component: str, files: Iterable[Path]) -> None:
-        """Take a component whose files are `files`, if there are any: present, or corrupt by the first fault."""
-        faults = [_fault(file) for file in files]
-        if any(faults):
-            self.corrupt[component] = next(fault for fault in faults if fault)
-        elif faults:
-            self.present.add(component)
-
-
 def recognise(path: Path) -> str:
-    """Whose layout a folder has: "transformers", "verl", "torch DCP", or ours.
+    """Whose layout a folder has: "transformers", "verl", "SkyRL", "torch DCP", or ours.
 
     Raises CheckpointError for a folder of checkpoints.
     """
@@ -67,6 +49,8 @@ def recognise(path: Path) -> str:
         return "rlinfra"
     if "trainer_state.json" in names or names & {*_WEIGHTS, *_INDEXES, "optimizer.pt"}:
         return "transformers"
+    if "policy" in names and names & {"data.pt", "trainer_state.pt"}:
+        return "SkyRL"
     if "actor" in names or "data.pt" in names:
         return "verl"
     if dcp.INDEX in names or any(name.endswith(dcp.SUFFIX) or _DCP_SHARD.fullmatch(name) for name in names):
@@ -82,25 +66,64 @@ def _transformers(path: Path) -> Found:
     shards = _indexed(path, found)
     found.add("policy", shards or [path / name for name in _WEIGHTS if (path / name).exists()])
     found.add("optimizer", [path / name for name in ("optimizer.pt", "optimizer.bin") if (path / name).exists()])
+    if "policy" in found.present and not shards and not any((path / name).exists() for name in _WHOLE):
+        found.notes.append("an adapter alone: the base that adapter_config.json names is not here")
+    _fsdp_folders(path, found)
     found.add("scheduler", path.glob("scheduler.pt"))
     found.add("rng", path.glob("rng_state*.pth"))
     state = path / "trainer_state.json"
     if state.exists():
-        step = _json(state).get("global_step") if not _fault(state) else None
+        step = read_json(state).get("global_step") if not fault(state) else None
         if type(step) is int and step >= 0:
             found.partial["counters"] = f"trainer_state.json has global_step {step} and no policy version"
             found.partial["data_position"] = f"a resume skips {step} batches: no skip set, no dataset fingerprint"
         else:
-            found.corrupt["counters"] = _fault(state) or f"trainer_state.json: global_step={short(step)}: no step"
+            found.corrupt["counters"] = fault(state) or f"trainer_state.json: global_step={short(step)}: no step"
     _tokenizer(path, found)
     if (path / "generation_config.json").exists():
         found.partial["decoding"] = "generation_config.json holds the model's defaults, not what the run drew with"
     if (path / "training_args.bin").exists():
         found.partial["layout"] = "training_args.bin is a pickle and is not read"
-    shard_folders = [entry.name for entry in path.iterdir() if entry.is_dir()]
-    if shard_folders:
-        found.notes.append(f"folders are not read (DeepSpeed and FSDP keep shards in such): {', '.join(shard_folders)}")
+    tag = _zero_folder(path)
+    if tag is not None:
+        _zero_shards(tag, found)
+    folders = {entry.name for entry in path.iterdir() if entry.is_dir()}
+    unread = sorted(folders - {*_FSDP_FOLDERS.values()} - ({tag.name} if tag else set()))
+    if unread:
+        found.notes.append(f"folders are not read: {', '.join(unread)}")
     return found
+
+
+def _zero_folder(path: Path) -> Path | None:
+    """The folder of DeepSpeed's shards that `latest` names."""
+    latest = path / "latest"
+    name = "" if fault(latest, container=False) else latest.read_bytes()[:200].decode("utf-8", "replace").strip()
+    return path / name if re.fullmatch(r"[A-Za-z0-9_.-]*[A-Za-z0-9]", name) else None
+
+
+def _zero_shards(folder: Path, found: Found) -> None:
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    shards = [shard for shard in map(_ZERO_SHARD.fullmatch, names) if shard]
+    for kind, component in (("model", "policy"), ("optim", "optimizer")):
+        mine = [shard for shard in shards if shard[3] == kind]
+        ranks = {int(shard[1] or 0) for shard in mine}
+        found.add(component, [folder / shard[0] for shard in mine])
+        if not mine and component not in found.present:
+            found.corrupt[component] = f"{folder.name}: holds no *_{kind}_states.pt"
+        elif mine and len(ranks) <= max(ranks):
+            found.corrupt[component] = f"{folder.name}: {len(ranks)} of at least {max(ranks) + 1} ranks have a file"
+    found.notes.append(f"{folder.name}: DeepSpeed's files by rank, whose number is recorded nowhere outside of pickles")
+
+
+def _fsdp_folders(path: Path, found: Found) -> None:
+    for component, name in _FSDP_FOLDERS.items():
+        if (path / name).is_dir():
+            inner = _torch_dcp(path / name)
+            if component in inner.present:
+                found.present.add(component)
+            else:
+                damage = next(iter(inner.corrupt.values()), f"holds no {component}")
+                found.corrupt[component] = f"{name}: {damage}"
 
 
 def _indexed(path: Path, found: Found) -> list[Path]:
@@ -108,9 +131,9 @@ def _indexed(path: Path, found: Found) -> list[Path]:
     for index in (path / name for name in _INDEXES):
         if not index.exists():
             continue
-        named = _json(index).get("weight_map") if not _fault(index) else None
+        named = read_json(index).get("weight_map") if not fault(index) else None
         if not isinstance(named, dict) or not named or not all(type(name) is str for name in named.values()):
-            found.corrupt["policy"] = _fault(index) or f"{index.name}: weight_map={short(named)}: names no files"
+            found.corrupt["policy"] = fault(index) or f"{index.name}: weight_map={short(named)}: names no files"
             return []
         outside = [name for name in named.values() if Path(name).name != name or name in ("", ".", "..")]
         if outside:
@@ -121,8 +144,24 @@ def _indexed(path: Path, found: Found) -> list[Path]:
 
 
 def _verl(path: Path) -> Found:
+    found = _files_by_rank(path, "actor")
+    if (path / "actor" / "dist_ckpt").exists():
+        unread = "actor/dist_ckpt holds Megatron's shards, which are not read"
+        found.partial |= dict.fromkeys(("policy", "optimizer", "scheduler", "rng"), unread)
+    return found
+
+
+def _skyrl(path: Path) -> Found:
+    found = _files_by_rank(path, "policy")
+    if (path / "trainer_state.pt").exists():
+        found.partial["counters"] = "trainer_state.pt is a pickle and is not read; no policy version"
+    return found
+
+
+def _files_by_rank(path: Path, folder: str) -> Found:
+    """verl's files, three a rank; SkyRL has them under another name of the folder."""
     found = Found()
-    actor = path / "actor"
+    actor = path / folder
     shards = [_VERL_SHARD.fullmatch(entry.name) for entry in actor.iterdir()] if actor.is_dir() else []
     shards = [shard for shard in shards if shard]
     for kind, components in (("model", ["policy"]), ("optim", ["optimizer"]), ("extra_state", ["scheduler", "rng"])):
@@ -141,8 +180,6 @@ def _verl(path: Path) -> Found:
     if (actor / "fsdp_config.json").exists():
         found.add("layout", [actor / "fsdp_config.json"])
     _tokenizer(actor / "huggingface", found)
-    if (actor / "dist_ckpt").exists():
-        found.notes.append("actor/dist_ckpt holds Megatron's shards, which are not read")
     if (path / "critic").exists():
         found.notes.append("critic is not read")
     return found
@@ -153,19 +190,18 @@ def _torch_dcp(path: Path) -> Found:
     if not any(path.glob(f"*{dcp.SUFFIX}")) and not (path / dcp.INDEX).exists():
         return _dcp_safetensors(path)
     found, index_path = Found(), path / dcp.INDEX
-    fault = _fault(index_path, container=False)
-    if fault:
-        because = ": DCP writes it last, so that the save never came to its end" if fault.endswith("missing") else ""
-        return Found(corrupt={"policy": fault + because})
+    if damage := fault(index_path, container=False):
+        because = ": DCP writes it last, so that the save never came to its end" if damage.endswith("missing") else ""
+        return Found(corrupt={"policy": damage + because})
     try:
         index = dcp.read_index(index_path)
     except ValueError as error:
         return Found(corrupt={"policy": str(error)})
     files = [path / name for name in index.files]
-    fault = "" if files else f"{dcp.INDEX}: names no file of shards"
+    damage = "" if files else f"{dcp.INDEX}: names no file of shards"
     for component, keys in index.parts().items():
-        if fault:
-            found.corrupt[component] = fault
+        if damage:
+            found.corrupt[component] = damage
             continue
         found.add(component, files)
         if component in _DCP_PARTIAL and component in found.present:
@@ -206,44 +242,10 @@ def _tokenizer(folder: Path, found: Found) -> None:
         found.partial["versions"] = "tokenizer files without verifier, environment and engine versions"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """The object of a JSON file that `_fault` found whole."""
-    return json.loads(path.read_bytes())
-
-
-def _fault(path: Path, container: bool = True) -> str:
-    """What is wrong with a file as far as its `container` shows, or its size alone; "" for nothing."""
-    try:
-        if not path.is_file():
-            return f"{path.name}: is missing"
-        if not path.stat().st_size:
-            return f"{path.name}: is empty"
-        return _container_fault(path) if container else ""
-    except OSError as error:
-        return f"{path.name}: cannot be read: {error.strerror or error}"
-
-
-def _container_fault(path: Path) -> str:
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="np") as file:
-                return "" if file.keys() else f"{path.name}: holds no tensor"
-        except SafetensorError as error:
-            return f"{path.name}: is no whole safetensors file: {' '.join(str(error).split())}"
-    if path.suffix == ".json":
-        try:
-            return "" if isinstance(_json(path), dict) else f"{path.name}: is no JSON object"
-        except (ValueError, RecursionError) as error:
-            return f"{path.name}: is no JSON: {error}"
-    if path.suffix == dcp.SUFFIX:
-        return "" if dcp.ends_whole(path) else f"{path.name}: is cut off, or holds no torch archives"
-    # torch.save writes a zip archive, whose directory stands at the end: a truncated one has none.
-    return "" if zipfile.is_zipfile(path) else f"{path.name}: is no whole torch archive"
-
-
 #: A reader of each foreign layout.
 LAYOUTS: dict[str, Callable[[Path], Found]] = {
     "transformers": _transformers,
     "verl": _verl,
+    "SkyRL": _skyrl,
     "torch DCP": _torch_dcp,
 }

@@ -91,15 +91,7 @@ def simulate_overhead(
 
     # Every failure throws the run back to a save, so each time between two failures begins alike.
     running_s = np.maximum(up_s - restart_s, 0)
-    if asynchronous:
-        # The first save starts after one interval; later ones also wait for the disk.
-        later = np.floor((running_s - interval_s - write_s) / max(interval_s, write_s))
-        kept_s = np.where(later >= 0, interval_s + later * max(interval_s, write_s), 0)
-        writing_s = np.zeros_like(up_s)
-    else:
-        cycles, rest_s = np.divmod(running_s, interval_s + write_s)
-        kept_s = cycles * interval_s
-        writing_s = cycles * write_s + np.maximum(rest_s - interval_s, 0)
+    kept_s, writing_s = _kept_and_writing(running_s, interval_s, write_s, asynchronous)
     wall_s, share = up_s.sum(), 1 - kept_s.sum() / up_s.sum()
     residual_s = up_s - kept_s - share * up_s
     restarting_s = up_s - running_s
@@ -110,3 +102,16 @@ def simulate_overhead(
         restarting=float(restarting_s.sum() / wall_s),
         lost=float((running_s - kept_s - writing_s).sum() / wall_s),
     )
+
+
+def _kept_and_writing(
+    running_s: np.ndarray, interval_s: float, write_s: float, asynchronous: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each time that the run worked until a failure: seconds of progress kept, and of work stopped for a save."""
+    if asynchronous:
+        # The first save starts after one interval; later ones also wait for the disk.
+        later = np.floor((running_s - interval_s - write_s) / max(interval_s, write_s))
+        kept_s = np.where(later >= 0, interval_s + later * max(interval_s, write_s), 0)
+        return kept_s, np.zeros_like(running_s)
+    cycles, rest_s = np.divmod(running_s, interval_s + write_s)
+    return cycles * interval_s, cycles * write_s + np.maximum(rest_s - interval_s, 0)

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlinfra_utils.checkpoint.components import COMPONENTS, one_line
-from rlinfra_utils.doors import short
+from rlinfra_utils.checkpoint.components import COMPONENTS
+from rlinfra_utils.doors import complaint, short
 
 MANIFEST = "manifest.json"
 #: Marker of a folder that was written to its end.
@@ -66,7 +66,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
-        raise CheckpointError(f"{path / MANIFEST}: {one_line(error)}") from error
+        raise CheckpointError(f"{path / MANIFEST}: {complaint(error)}") from error
     for component, files in manifest.components.items():
         _check_names(path, component, files)
     return manifest

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.doors import short, whole
+from rlinfra_utils.doors import listed, short, whole
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DataPosition:
         return self.frontier + len(self.skip)
 
     def row_order(self, epoch: int) -> np.ndarray:
-        """Rows of the dataset in the order of an epoch, shape (num_prompts,).
+        """Rows of the dataset in the order of an epoch, shape (num_prompts,). Raises ValueError for a negative epoch.
 
         NumPy keeps this stream within a version; manifest.json names the version that drew it.
         """
@@ -68,7 +68,7 @@ class DataPosition:
     def trained(self, indices: Iterable[int]) -> DataPosition:
         """The position once `indices` are trained too. Raises ValueError for one that was trained before."""
         skip, frontier = set(self.skip), self.frontier
-        for index in indices:
+        for index in listed("indices", indices, "numbers of prompts"):
             if whole("indices", index, 0) < self.frontier or index in skip:
                 raise ValueError(f"indices: prompt {index} is trained already; a second time would count it twice")
             skip.add(index)
@@ -79,7 +79,7 @@ class DataPosition:
 
     def upcoming(self, held: Iterable[int] = ()) -> Iterator[int]:
         """Numbers to dispatch after a restart, without end: neither trained nor `held` in a restored queue."""
-        done = self.skip | set(held)
+        done = self.skip | set(listed("held", held, "numbers of prompts"))
         return (index for index in itertools.count(self.frontier) if index not in done)
 
     def regenerate(self, dispatched: int, held: Iterable[int] = ()) -> list[int]:

@@ -25,7 +25,10 @@ class CheckpointWarning(UserWarning):
 
 
 def step_folders(folder: Path) -> list[tuple[int, Path]]:
-    """Steps and paths of all that is named like a checkpoint, whole or not, the highest step first."""
+    """Steps and paths of all that is named like a checkpoint, whole or not, the highest step first.
+
+    None where the folder is not there; raises CheckpointError where it cannot be listed.
+    """
     if not folder.exists():
         return []
     try:
@@ -39,7 +42,7 @@ def latest(folder: str | os.PathLike, require: Iterable[str] = tuple(COMPONENTS)
     """Path of the newest checkpoint in `folder` that `load(path, require)` accepts; None where none was finished.
 
     Warns with CheckpointWarning for each one passed over. Raises CheckpointError where there are some and none can
-    be loaded: a run that then began anew would hide the loss.
+    be loaded: a run that then began anew would hide the loss; ValueError for an unknown name.
     """
     names, folder, refused = names_of(require), Path(folder), []
     for _, path in step_folders(folder):
@@ -72,7 +75,7 @@ def load(path: str | os.PathLike, require: Iterable[str] = tuple(COMPONENTS)) ->
 
 
 def open_manifest(path: Path) -> Manifest:
-    """The manifest, of the step that the folder's name says."""
+    """The manifest, of the step that the folder's name says. Raises CheckpointError where it is another or none."""
     manifest = read_manifest(path)
     match = _STEP_NAME.fullmatch(path.name)
     if match and int(match[1]) != manifest.step:

@@ -41,7 +41,7 @@ Snapshot = dict[str, dict[str, bytes]]
 
 
 def save(folder: str | os.PathLike, step: int, components: Mapping[str, Any], keep: int | None = None) -> Path:
-    """Save one checkpoint as FOLDER/step_N and return its path; see `Writer.save`."""
+    """Save one checkpoint as FOLDER/step_N and return its path; arguments and errors as in `Writer` and its `save`."""
     with Writer(folder, keep) as writer:
         return writer.save(step, components)
 
@@ -82,7 +82,8 @@ class Writer:
     def save_async(self, step: int, components: Mapping[str, Any]) -> None:
         """Take a snapshot and write it in a thread; `components` may change as soon as this returns.
 
-        Waits for the save before. If that one failed, its error is raised here and nothing is started.
+        Waits for the save before. If that one failed, its error is raised here and nothing is started. Raises
+        ValueError for what cannot be stored; what fails on the disk is raised by the next call or by `wait`.
         """
         self.wait()
         snapshot = _snapshot(whole("step", step, 0, _LARGEST_STEP), components)

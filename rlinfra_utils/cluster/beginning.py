@@ -36,6 +36,7 @@ def begin(loop: Loop, reason: str = "") -> None:
     loop.branch_id, before = next_branch(loop.folder)
     held_before = _group_ids(loop) if hasattr(loop, "book") else set()
     loop.trainer.state = "starting"
+    loop.records, loop.to_judge = {}, {}  # before the wait: a verifier that comes back in it would judge what is here
     loop.log = RunLog(loop.folder, loop.config.run_id, loop.branch_id, loop.config.to_json())
     start_s = time.perf_counter()
     loop.crew.start_trainers(loop.branch_id, reason)
@@ -79,7 +80,6 @@ def _restore(loop: Loop) -> dict[str, Any]:
 
 def _open_book(loop: Loop, components: dict[str, Any]) -> Book:
     """The book as the checkpoint has it; the rollouts that waited go to Ray's object store again."""
-    loop.records, loop.to_judge = {}, {}
     if not components:
         return Book(loop.config, loop.controller, loop.branch_id)
     counters, queue = components["counters"], components["queue"]

@@ -66,14 +66,20 @@ def curve(run: RunData, window: int = WINDOW) -> pd.DataFrame:
 
 
 def time_to(rows: pd.DataFrame, reward: float) -> float | None:
-    """Seconds until the smoothed reward of a `curve` first reaches `reward`; None where it never does."""
+    """Seconds until the smoothed reward of a `curve` first reaches `reward`; None where it never does.
+
+    Raises ValueError for a reward that is no number.
+    """
     number("reward", reward)
     reached = rows.loc[rows["smoothed"] >= reward, "time_s"]
     return float(reached.iloc[0]) if len(reached) else None
 
 
 def between(run: RunData, first: int = 3, last: int | None = None) -> tuple[float, float]:
-    """From the end of update `first` to that of update `last`, the final one if None; seconds of the trace's clock."""
+    """From the end of update `first` to that of update `last`, the final one if None; seconds of the trace's clock.
+
+    Raises ValueError for updates that the run has not, and as `curve`.
+    """
     ends_s = _train(run)["end_s"].to_numpy()
     last = len(ends_s) if last is None else whole("last", last, first + 1, len(ends_s))
     whole("first", first, 1, last - 1)
@@ -95,7 +101,7 @@ def path_shares(folder: str | Path, start_s: float, end_s: float) -> dict[str, f
     """Share of a window in which each part was on the critical path of the run in `folder`; they add up to 1.
 
     The processes' own spans only: the loop's calls enclose them. `wait` is what no process worked in: calls on their
-    way, and the loop.
+    way, and the loop. Raises ValueError for a run without traces.
     """
     parts = [path for path in sorted(Path(folder, "traces").glob("*.json")) if not path.name.startswith("loop-")]
     if not parts:
@@ -110,7 +116,8 @@ def path_shares(folder: str | Path, start_s: float, end_s: float) -> dict[str, f
 def summary(folder: str | Path, first: int = 3, last: int | None = None) -> dict[str, Any]:
     """A run after its update `first`, up to `last`: seconds an update, and means of what `curve` has by update.
 
-    `cores` and `path` are those of `core_shares` and `path_shares`; lag_max is the largest of all.
+    `cores` and `path` are those of `core_shares` and `path_shares`; lag_max is the largest of all. Raises as these, and
+    RunFolderError for a folder that is no run.
     """
     run = read_run(folder)
     rows, (start_s, end_s) = curve(run), between(run, first, last)

@@ -123,7 +123,10 @@ class ClusterConfig:
             raise ValueError(f"groups_at_once={self.groups_at_once}: HFEngine decodes one group at a time; use 1")
 
     def make_controller(self) -> Controller:
-        """A controller of this run: the same kind of object that `simulator.LoopConfig` takes."""
+        """A controller of this run: the same kind of object that `simulator.LoopConfig` takes.
+
+        Raises ValueError for `controller_options` that the controller does not take.
+        """
         try:
             return CONTROLLERS[self.controller](**self.controller_options)
         except TypeError as error:

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from rlinfra_utils import policy, sync
 from rlinfra_utils.checkpoint import latest, rollout_schema
@@ -26,7 +24,6 @@ from rlinfra_utils.cluster.machine import Place
 from rlinfra_utils.cluster.publishing import Sender, Sent
 from rlinfra_utils.cluster.tasks import load_model
 from rlinfra_utils.engines import HFEngine
-from rlinfra_utils.policy.ranks import my_rows, put_together
 from rlinfra_utils.rollouts import Rollout
 from rlinfra_utils.sharded import gather_full, init_group, load_sharded, save_sharded, shard_model
 from rlinfra_utils.tracing import RunLog
@@ -38,7 +35,6 @@ class Trained(NamedTuple):
 
     num_tokens: int
     mean_reward: float
-    weights_norm: float
 
 
 class TrainerRank:
@@ -71,7 +67,10 @@ class TrainerRank:
         """Answer."""
 
     def restore(self, path: str | None) -> dict[str, Any]:
-        """Take over the checkpoint at `path`, if there is one; returns its other components."""
+        """Take over the checkpoint at `path`, if there is one; returns its other components.
+
+        Raises as `sharded.load_sharded` does.
+        """
         if path is None:
             return {}
         components = load_sharded(path, self.trainer.model, self.trainer.optimizer, self.ranks)
@@ -80,36 +79,23 @@ class TrainerRank:
         return components
 
     def update(self, batch_id: str, version: int, *groups: list[Rollout]) -> Trained:
-        """Train on the groups, which engines of version `version` stand beside; the log has it when this returns."""
+        """Train on the groups, which engines of version `version` stand beside; the log has it when this returns.
+
+        Raises as `policy.Trainer.update` does.
+        """
         records = [record for group in groups for record in group]
         width = max(len(record.policy_mask) for record in records)
         with self.place.span("train", step=self.trainer.version, padded_tokens=len(records) * width):
             totals = [policy.total_reward(record.reward) for record in records]
             advantages = policy.group_advantages(totals, self.config.group_size).values
             with self.place.trace.span("logprob_recompute"):
-                logprobs = self._logprobs(records)
+                logprobs = self.trainer.logprobs(self.trainer.collate(records)).cpu().numpy()
             stats = self.trainer.update(
                 records, advantages, minibatches=self.config.minibatches, trace=self.place.trace
             )
         if self.log is not None:
             self._write(batch_id, version, records, logprobs, stats, totals)
-        norm = self._norm()
-        return Trained(stats.num_tokens, float(np.mean(totals)), norm)
-
-    @torch.no_grad()
-    def _logprobs(self, records: Sequence[Rollout]) -> np.ndarray:
-        """The trainer's log-probs before the update, (rollouts, tokens - 1)."""
-        model = self.trainer.model
-        device = next(model.parameters()).device
-        batch = policy.collate(records, model.get_input_embeddings().num_embeddings, device)
-        mine = policy.batch_logprobs(model, batch.rows(my_rows(self.ranks, len(records))))
-        return put_together(self.ranks, mine, len(records)).cpu().numpy()
-
-    @torch.no_grad()
-    def _norm(self) -> float:
-        """Euclidean norm of all weights: the same on each rank, and on one process."""
-        norm = torch.nn.utils.get_total_norm(list(self.trainer.model.parameters()))
-        return getattr(norm, "full_tensor", lambda: norm)().item()
+        return Trained(stats.num_tokens, float(np.mean(totals)))
 
     def _write(
         self, batch_id: str, version: int, records: list[Rollout], logprobs: np.ndarray, stats: Any, totals: list[float]
@@ -144,7 +130,10 @@ class TrainerRank:
                 return str(error)
 
     def save(self, state: dict[str, Any], *queued: list[Rollout]) -> float:
-        """Save all that a resume needs: `state` from the loop, the queue's records beside it. Returns seconds."""
+        """Save all that a resume needs: `state` from the loop, the queue's records beside it. Returns seconds.
+
+        Raises as `sharded.save_sharded` does.
+        """
         start_s = time.perf_counter()
         with self.place.span("checkpoint", step=self.trainer.version):
             components = self._components(state, [record for group in queued for record in group])

@@ -164,12 +164,12 @@ class Loop:
         arguments = self.records[group.index], task, version
         self.crew.call("judged", VERIFIER, "judge", *arguments, what=(self.epoch, group), parts=2)
 
-    def _judged(self, call: Call, judged: Any) -> None:
+    def _judged(self, call: Call, finding: str) -> None:
         group = call.what[1]
         self.span("verify_call", call)
         del self.to_judge[group.index]
-        if judged.refused:
-            self._refused(group, judged.refused)
+        if finding:
+            self._refused(group, finding)
             return
         self.records[group.index] = call.extra[0]
         self.book.put(group, time.perf_counter())

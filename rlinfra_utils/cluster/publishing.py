@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from rlinfra_utils.cluster.config import ClusterConfig
@@ -25,6 +24,7 @@ from rlinfra_utils.cluster.tasks import PROOF_TOKENS, Dataset
 from rlinfra_utils.engines import HFEngine
 from rlinfra_utils.engines.weights import copy_into
 from rlinfra_utils.sync import Publisher, control
+from rlinfra_utils.sync.control import mean_gap
 from rlinfra_utils.timers import Trace
 
 _NUM_SEQUENCES = 4
@@ -62,11 +62,11 @@ class Sender:
         held = self.mirror.control_logprobs, self.sequences, version
         options = {"tolerance_nats": tolerance, "max_new_tokens": PROOF_TOKENS}
         proof = control(*held, **options)
-        references = {name: rows for name, rows in self.held.items() if _gap(rows, proof.logprobs) > tolerance}
+        references = {name: rows for name, rows in self.held.items() if mean_gap(rows, proof.logprobs) > tolerance}
         proof = control(*held, references=references, **options)
         self.publisher.publish(tensors, version, proof)
         self.held = {f"version {version}": proof.logprobs}
-        gaps = [_gap(engine.last_logprobs, proof.logprobs) for engine in self.engines]
+        gaps = [mean_gap(engine.last_logprobs, proof.logprobs) for engine in self.engines]
         return Sent(version, time.perf_counter() - start_s, gaps)
 
     def _begin(self, handles: Sequence[Any]) -> None:
@@ -78,7 +78,3 @@ class Sender:
         """Let the folder go."""
         if self.publisher is not None:
             self.publisher.close()
-
-
-def _gap(a: list[list[float]], b: list[list[float]]) -> float:
-    return float(np.abs(np.concatenate(a) - np.concatenate(b)).mean())

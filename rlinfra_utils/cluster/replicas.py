@@ -33,7 +33,7 @@ class RemoteEngine:
 
     @property
     def version(self) -> int:
-        """What the engine says."""
+        """What the engine says. Like each call, raises SyncError for a worker that is dead or silent."""
         return self._get(self.handle.version.remote())
 
     def load(self, path: str | Path, version: int) -> None:

@@ -19,6 +19,7 @@ from rlinfra_utils.checkpoint import CheckpointError
 from rlinfra_utils.cluster.config import ClusterConfig, ClusterError
 from rlinfra_utils.cluster.loop import Loop
 from rlinfra_utils.cluster.session import Session
+from rlinfra_utils.doors import instance
 from rlinfra_utils.tracing import RunFolderError
 from rlinfra_utils.tracing.folder import DESCRIPTION, describe
 
@@ -55,9 +56,9 @@ def run(
     already is used as it is. `resume`: go on from the newest checkpoint in `folder`, with another configuration if you
     like (not another model or dataset). `watch(loop)` is called after each turn.
 
-    Raises ClusterError in one line for a folder that holds a run (or none, to resume), that cannot be written or that
-    another process runs in, for Ray that is absent, out of reach or too small, and for a process that fails or dies
-    too often; all processes are then gone.
+    Raises ValueError for what is no configuration; ClusterError in one line for a folder that holds a run (or none, to
+    resume), that cannot be written or that another process runs in, for Ray that is absent, out of reach or too small,
+    and for a process that fails or dies too often; all processes are then gone.
     """
     folder = Path(folder)
     config = _checked(config, folder, resume)
@@ -81,8 +82,7 @@ def run(
 
 
 def _checked(config: ClusterConfig, folder: Path, resume: bool) -> ClusterConfig:
-    if not isinstance(config, ClusterConfig):
-        raise ValueError(f"config={config!r:.60}: needs a ClusterConfig")
+    instance("config", config, ClusterConfig, "with the settings of the run")
     begun = (folder / DESCRIPTION).exists()
     if begun and not resume:
         raise ClusterError(f"{folder}: holds a run already; resume it (resume=True, --resume), or name another folder")

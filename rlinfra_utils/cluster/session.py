@@ -44,7 +44,7 @@ _REAPER = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
 
 
 def import_ray() -> Any:
-    """The module; ClusterError where it is not installed."""
+    """The module. Raises ClusterError where it is not installed."""
     try:
         import ray
     except ImportError:

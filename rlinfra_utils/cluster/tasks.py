@@ -76,7 +76,7 @@ def longest_tokens(config: ClusterConfig, tokenizer: Any) -> int:
 
 
 def load_model(model: str) -> tuple[Any, Any]:
-    """Model and tokenizer of `ClusterConfig.model`, on the CPU."""
+    """Model and tokenizer of `ClusterConfig.model`, on the CPU; raises ValueError for a folder that has none."""
     if model == TINY:
         return policy.load_warm_start()
     small = load_small_model(model)

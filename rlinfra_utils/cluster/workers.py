@@ -31,15 +31,7 @@ class Answered(NamedTuple):
     """What the loop must know of a group's answers; `actor_s` is what they took in the worker itself."""
 
     num_tokens: int
-    version: int
     actor_s: float
-
-
-class Judged(NamedTuple):
-    """What the loop must know of a group's verdict: `refused` is the first finding, empty where all are accepted."""
-
-    refused: str
-    mean_reward: float
 
 
 class RolloutWorker:
@@ -103,8 +95,7 @@ class RolloutWorker:
             records, generation = answer(self.engine, self.tokenizer, self.config, task, branch_id)
             steps = max(len(record.response_tokens) for record in records)
             span.set(tokens=generation.num_new_tokens, steps=steps, prefill_s=generation.prefill_s)
-        version = min(min(record.versions(), default=self.engine.version) for record in records)
-        return Answered(generation.num_new_tokens, version, time.perf_counter() - start_s), records
+        return Answered(generation.num_new_tokens, time.perf_counter() - start_s), records
 
     def load(self, path: str, version: int, in_flight: str) -> None:
         """Load a published version; `in_flight` is what becomes of running requests in a server."""
@@ -152,8 +143,8 @@ class Verifier:
     def ping(self) -> None:
         """Answer."""
 
-    def judge(self, records: list[Rollout], task: Task, current_version: int) -> tuple[Judged, list[Rollout]]:
-        """The group with its rewards; refused as a whole if the contract accepts not every record of it."""
+    def judge(self, records: list[Rollout], task: Task, current_version: int) -> tuple[str, list[Rollout]]:
+        """The contract's first finding, empty where it accepts all, and the rewarded group, empty where it does not."""
         with self.place.span("verifier", group=task.group_id):
             records = policy.reward_records(records, task.answer, self.tokenizer)
             demands = {"current_version": current_version, "partial_rollouts": True}
@@ -161,9 +152,8 @@ class Verifier:
             refused = [verdict for verdict in verdicts if verdict.status != "accept"]
             if refused:
                 rollouts.triage(records, self.quarantine, **demands)
-                return Judged(refused[0].findings[0].message, 0.0), []
-            totals = [policy.total_reward(record.reward) for record in records]
-            return Judged("", sum(totals) / len(totals)), records
+                return refused[0].findings[0].message, []
+            return "", records
 
     def farewell(self, folder: str) -> int:
         """See `Place.farewell`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlinfra_utils.doors import choice
 from rlinfra_utils.rollouts import STOP_REASONS, VersionSpan
 
 
@@ -19,6 +20,7 @@ class Completion:
     of the softmax of the untouched logits at temperature 1; None from an engine that reports one kind only.
     `version_spans`: where weights may change under a running request, the versions of the tokens, a span each;
     `policy_version` is then that of the first. None where all tokens are of `policy_version`.
+    Raises ValueError for log-probs of another length than the tokens, and an unknown `stop_reason`.
     """
 
     prompt_index: int
@@ -34,9 +36,8 @@ class Completion:
         for name in ("behavior_logprobs", "raw_logprobs"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.tokens):
-                raise ValueError(f"{name} has {len(values)} values for {len(self.tokens)} tokens")
-        if self.stop_reason not in STOP_REASONS:
-            raise ValueError(f"stop_reason is {self.stop_reason!r}: it must be one of {', '.join(STOP_REASONS)}")
+                raise ValueError(f"{name}: has {len(values)} values for {len(self.tokens)} tokens")
+        choice("stop_reason", self.stop_reason, STOP_REASONS)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from rlinfra_utils.doors import whole
 from rlinfra_utils.engines.generation import Completion, Generation
 from rlinfra_utils.engines.logprobs import teacher_forced_logprobs
 from rlinfra_utils.engines.padding import pad_left, positions
-from rlinfra_utils.engines.sampling import processed_logprobs, resolve
+from rlinfra_utils.engines.requests import check_ids, checked_version, limited
+from rlinfra_utils.engines.sampling import processed_logprobs
 from rlinfra_utils.engines.weights import copy_into, read_safetensors
 from rlinfra_utils.rollouts import Decoding
 
@@ -42,7 +44,8 @@ class HFEngine:
     elsewhere changes the engine without changing `version`: give trainer and engine a model each.
 
     EOS ids: `eos_token_id` if given, else the model's, which have to include the tokenizer's; with none at all,
-    completions end by length only. Draws come from a generator of the engine's own, seeded by `seed`.
+    completions end by length only. Draws come from a generator of the engine's own, seeded by `seed`. Raises ValueError
+    for a version that is none, and EOS ids that contradict one another or lie outside the vocabulary.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class HFEngine:
         seed: int = 0,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.version = _checked_version(version)
+        self.version = checked_version(version)
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
         self.eos_token_ids = _eos_token_ids(model, tokenizer, eos_token_id, self.vocab_size)
         self._random = torch.Generator(model.device).manual_seed(seed)
@@ -70,8 +73,10 @@ class HFEngine:
         Raises ValueError for malformed prompts, a decoding that `sampling.resolve` refuses or that lacks
         `max_new_tokens`, more tokens than the model has positions for, and weights that give NaN.
         """
-        decoding = resolve(decoding, self.vocab_size)
-        self._check(prompt_ids, decoding.max_new_tokens, n)
+        decoding = limited(decoding, self.vocab_size)
+        check_ids("prompt_ids", prompt_ids, self.vocab_size)
+        whole("n", n)
+        self._check_room(max(map(len, prompt_ids)) + decoding.max_new_tokens)
         random = self._random if seed is None else torch.Generator(self.model.device).manual_seed(seed)
         was_training = self.model.training
         self.model.eval()
@@ -113,13 +118,13 @@ class HFEngine:
 
         Raises ValueError (see `weights.copy_into`), with weights and version as they were.
         """
-        version = _checked_version(version)
+        version = checked_version(version)
         copy_into(self.model, read_safetensors(path), path)
         self.version = version
 
     def adopt(self, model: torch.nn.Module, version: int) -> None:
-        """Copy the weights of `model`, of the same architecture, in place: `load` without the disk."""
-        version = _checked_version(version)
+        """Copy the weights of `model`, of the same architecture, in place: `load` without the disk. Raises as that."""
+        version = checked_version(version)
         copy_into(self.model, model.state_dict(), type(model).__name__)
         self.version = version
 
@@ -182,22 +187,7 @@ class HFEngine:
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
 
-    def _is_token(self, token: object) -> bool:
-        return type(token) is int and 0 <= token < self.vocab_size
-
-    def _check(self, prompt_ids: list[list[int]], max_new_tokens: int | None, n: int) -> None:
-        if max_new_tokens is None or max_new_tokens < 1:
-            raise ValueError(f"decoding.max_new_tokens is {max_new_tokens!r}: it must be at least 1")
-        if type(n) is not int or n < 1:
-            raise ValueError(f"n is {n!r}: it must be an integer from 1 up")
-        if not isinstance(prompt_ids, list) or not prompt_ids:
-            raise ValueError(f"prompt_ids is {str(prompt_ids)[:60]}: it must be a list of at least one prompt")
-        for index, prompt in enumerate(prompt_ids):
-            if not isinstance(prompt, list) or not prompt or not all(map(self._is_token, prompt)):
-                raise ValueError(
-                    f"prompt_ids[{index}] is {str(prompt)[:60]}: it must be a list of ids in [0, {self.vocab_size})"
-                )
-        num_tokens = max(map(len, prompt_ids)) + max_new_tokens
+    def _check_room(self, num_tokens: int) -> None:
         limit = getattr(self.model.config, "max_position_embeddings", None) or num_tokens
         if num_tokens > limit:
             raise ValueError(f"prompt plus max_new_tokens is {num_tokens} tokens: the model has {limit} positions")
@@ -214,12 +204,6 @@ def _sample(logits: Tensor, decoding: Decoding, random: torch.Generator) -> tupl
     return tokens[:, 0], behavior.gather(-1, tokens)[:, 0], raw.gather(-1, tokens)[:, 0]
 
 
-def _checked_version(version: int) -> int:
-    if type(version) is not int or version < 0:
-        raise ValueError(f"version is {version!r}: it must be an integer from 0 up")
-    return version
-
-
 def _eos_token_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, given: int | list[int] | None, vocab_size: int
 ) -> list[int]:
@@ -227,10 +211,10 @@ def _eos_token_ids(
     of_model = _as_list(generation_config.eos_token_id)
     of_tokenizer = _as_list(tokenizer.eos_token_id if tokenizer is not None else None)
     if given is None and of_model and not set(of_tokenizer) <= set(of_model):
-        raise ValueError(f"eos_token_id is {of_tokenizer} in the tokenizer, {of_model} in the model: give one")
+        raise ValueError(f"eos_token_id: is {of_tokenizer} in the tokenizer, {of_model} in the model; give one")
     ids = _as_list(given) or of_model or of_tokenizer
     if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
-        raise ValueError(f"eos_token_id is {ids}: ids must lie in [0, {vocab_size})")
+        raise ValueError(f"eos_token_id={ids}: needs ids in [0, {vocab_size})")
     return ids
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from rlinfra_utils.doors import whole
 from rlinfra_utils.engines.padding import positions
 from rlinfra_utils.engines.sampling import processed_logits, resolve
 from rlinfra_utils.rollouts import Decoding
@@ -41,12 +42,11 @@ def teacher_forced_logprobs(
     _check_ids(ids, vocab_size)
     mask = torch.ones_like(ids) if attention_mask is None else _checked_mask(attention_mask, ids.shape)
     if decoding is not None and temperature != 1.0:
-        raise ValueError(f"temperature is {temperature!r} and decoding.temperature {decoding.temperature!r}: give one")
+        raise ValueError(f"temperature={temperature!r}: decoding.temperature is {decoding.temperature!r}; give one")
     decoding = resolve(decoding or Decoding(temperature=temperature), vocab_size)
     if chunk_tokens is None:
         chunk_tokens = max(1, CHUNK_BYTES // (4 * vocab_size))
-    elif chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens is {chunk_tokens!r}: it must be at least 1")
+    chunk_tokens = whole("chunk_tokens", chunk_tokens)
 
     is_pair = (mask[:, :-1] * mask[:, 1:]).bool()
     hidden = _last_hidden(model, head, ids, mask)[:, :-1][is_pair]
@@ -92,27 +92,28 @@ def _last_hidden(model: torch.nn.Module, head: torch.nn.Module, ids: torch.Tenso
             hook.remove()
     for found, expected in ((seen["head_input"], seen["hidden"][:, -1:]), (logits, seen["head_output"])):
         if not torch.allclose(found.float(), expected.float(), rtol=0, atol=0, equal_nan=True):
-            raise ValueError(f"{type(model).__name__} changes hidden states or logits around its head: not supported")
+            name = type(model).__name__
+            raise ValueError(f"model: {name} changes hidden states or logits around its head; use another")
     return seen["hidden"]
 
 
 def _check_ids(ids: torch.Tensor, vocab_size: int) -> None:
     if not isinstance(ids, torch.Tensor):
-        raise ValueError(f"ids is a {type(ids).__name__}: it must be an int64 tensor (batch, seq)")
+        raise ValueError(f"ids: is a {type(ids).__name__}; needs an int64 tensor (batch, seq)")
     if ids.dtype != torch.int64 or ids.dim() != 2 or ids.shape[1] < 2 or not len(ids):
-        raise ValueError(f"ids is {ids.dtype} {tuple(ids.shape)}: it must be int64 (batch, seq), batch 1 up, seq 2 up")
+        raise ValueError(f"ids: is {ids.dtype} {tuple(ids.shape)}; needs int64 (batch, seq), batch 1 up, seq 2 up")
     if ids.min() < 0 or ids.max() >= vocab_size:
-        raise ValueError(f"ids holds {ids.min()} to {ids.max()}: they must lie in [0, {vocab_size})")
+        raise ValueError(f"ids: holds {ids.min()} to {ids.max()}; needs ids in [0, {vocab_size})")
 
 
 def _checked_mask(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     if mask.shape != shape:
-        raise ValueError(f"attention_mask is {tuple(mask.shape)}: it must have the shape of ids, {tuple(shape)}")
+        raise ValueError(f"attention_mask: is {tuple(mask.shape)}; needs the shape of ids, {tuple(shape)}")
     if not ((mask == 0) | (mask == 1)).all():
-        raise ValueError("attention_mask holds values besides 0 and 1")
+        raise ValueError("attention_mask: holds values besides 0 and 1; needs 1 at a token, 0 at padding")
     mask = mask.long()
     num_runs = (mask[:, 1:] > mask[:, :-1]).sum(1) + mask[:, 0]
     if (num_runs != 1).any():
         row = int((num_runs != 1).nonzero()[0])
-        raise ValueError(f"attention_mask row {row} has {num_runs[row]} runs of ones: it must have one")
+        raise ValueError(f"attention_mask[{row}]: has {num_runs[row]} runs of ones; needs one")
     return mask

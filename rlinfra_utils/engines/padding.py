@@ -9,12 +9,15 @@ from __future__ import annotations
 import torch
 
 
-def pad_left(sequences: list[list[int]], pad_id: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask (1 = token), both int64 (batch, longest). Raises ValueError for an empty one."""
+def pad_left(sequences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids (0 at padding) and attention mask (1 = token), both int64 (batch, longest).
+
+    Raises ValueError for no sequence and for an empty one.
+    """
     if not sequences or not all(sequences):
-        raise ValueError(f"sequences has {len(sequences)} entries, some of length 0: each needs a token")
+        raise ValueError(f"sequences: has {len(sequences)} entries, some of length 0; needs a token in each")
     width = max(map(len, sequences))
-    ids = torch.tensor([[pad_id] * (width - len(sequence)) + sequence for sequence in sequences])
+    ids = torch.tensor([[0] * (width - len(sequence)) + sequence for sequence in sequences])
     mask = torch.tensor([[0] * (width - len(sequence)) + [1] * len(sequence) for sequence in sequences])
     return ids, mask
 

@@ -30,15 +30,15 @@ def resolve(decoding: Decoding, vocab_size: int) -> Decoding:
     banned = set(decoding.banned_token_ids)
     temperature = decoding.temperature
     if temperature is None:
-        raise ValueError("decoding.temperature is None: give a number, 0 for greedy decoding")
+        raise ValueError("decoding.temperature=None: needs a number, 0 for greedy decoding")
     requirements = {
         "temperature": (temperature == 0 or MIN_TEMPERATURE <= temperature < math.inf, f"0, or {MIN_TEMPERATURE} up"),
-        "top_p": (0 < top_p <= 1, "in (0, 1]"),
-        "top_k": (top_k >= 0, "at least -1"),
-        "min_p": (0 <= decoding.min_p <= 1, "in [0, 1]"),
+        "top_p": (0 < top_p <= 1, "a number in (0, 1]"),
+        "top_k": (top_k >= 0, "-1, 0 or a number above"),
+        "min_p": (0 <= decoding.min_p <= 1, "a number in [0, 1]"),
         "repetition_penalty": (decoding.repetition_penalty == 1, "1.0, the only value supported"),
-        "stop": (not decoding.stop, "empty: stop strings are not supported"),
-        "logprobs_mode": (decoding.logprobs_mode in (None, "processed"), "'processed' or left out"),
+        "stop": (not decoding.stop, "to be empty: stop strings are not supported"),
+        "logprobs_mode": (decoding.logprobs_mode in (None, "processed"), "'processed', or None"),
         "banned_token_ids": (
             all(0 <= token < vocab_size for token in banned) and len(banned) < vocab_size,
             f"ids in [0, {vocab_size}) that leave at least one token",
@@ -46,7 +46,7 @@ def resolve(decoding: Decoding, vocab_size: int) -> Decoding:
     }
     for field, (holds, requirement) in requirements.items():
         if not holds:
-            raise ValueError(f"decoding.{field} is {getattr(decoding, field)!r}: it must be {requirement}")
+            raise ValueError(f"decoding.{field}={getattr(decoding, field)!r}: needs {requirement}")
     return decoding.model_copy(update={"top_p": top_p, "top_k": top_k, "logprobs_mode": "processed"})
 
 

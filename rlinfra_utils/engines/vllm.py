@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from rlinfra_utils.engines.requests import checked_version
 from rlinfra_utils.engines.vllm_client import ADAPTER, InFlight, VLLMClient
 from rlinfra_utils.engines.vllm_folder import ADAPTED_MODULES, check_adapter, require_same, untied_view
 from rlinfra_utils.engines.vllm_process import EngineError, ServerProcess
@@ -52,11 +55,12 @@ class VLLMServer(VLLMClient):
     ) -> None:
         """Serve the Hugging Face folder `folder`; `kv_cache_gib` sizes the KV pool of a CPU.
 
-        `max_adapter_rank`: LoRA adapters up to this rank may be loaded; none if left out.
+        `max_adapter_rank`: LoRA adapters up to this rank may be loaded; none if left out. Two lines on stderr say where
+        the log is and, once the server serves, how long that took.
         Raises ValueError for a folder that cannot be served or no vLLM environment, EngineError if the server does
         not serve within `startup_s` seconds.
         """
-        _check_version(version)
+        checked_version(version)
         python = python or detect().vllm_python
         if python is None:
             raise ValueError("python=None: no vLLM environment here; run `make vllm` or set RLINFRA_VLLM_PYTHON")
@@ -72,12 +76,15 @@ class VLLMServer(VLLMClient):
             options += ["--enable-lora", "--max-lora-rank", max_adapter_rank, "--lora-target-modules", *ADAPTED_MODULES]
         base = f"policy-{secrets.token_hex(4)}"
         super().__init__(self._start(python, base, options, kv_cache_gib, request_s), base, config.vocab_size)
+        start_s = time.perf_counter()
+        print(f"vLLM is starting; its log: {self.log_path}", file=sys.stderr)
         try:
             self._process.wait(self._require_serving, startup_s)
             self._set_version(version)
         except BaseException:
             self.close()
             raise
+        print(f"vLLM serves after {time.perf_counter() - start_s:.0f} s", file=sys.stderr)
 
     def load(self, path: str | Path, version: int, reset_cache: bool = True, in_flight: InFlight = "wait") -> None:
         """Serve the safetensors in folder `path` as `version`, on their own: an adapter is taken off.
@@ -91,7 +98,7 @@ class VLLMServer(VLLMClient):
         Raises ValueError, with the server as it was, unless `path` has the names and shapes of the served weights
         (values are not looked at); EngineError after stopping the server if it fails half-way.
         """
-        _check_version(version)
+        checked_version(version)
         staging = Path(tempfile.mkdtemp(dir=self._home))
         try:
             require_same(untied_view(path, staging / "view", self._tied), self._shapes, path)
@@ -115,7 +122,7 @@ class VLLMServer(VLLMClient):
         was, for a server started without `max_adapter_rank` and an adapter that does not fit the base; otherwise as
         `load`. That the base is the one it was trained on, only control log-probs show.
         """
-        _check_version(version)
+        checked_version(version)
         if self._max_adapter_rank is None:
             raise ValueError("max_adapter_rank=None: start the server with the rank of the largest adapter")
         check_adapter(path, self._shapes, self._max_adapter_rank)
@@ -194,11 +201,6 @@ class VLLMServer(VLLMClient):
             with contextlib.suppress(EngineError):
                 self.resume()  # "wait" may have met a request that takes longer than request_s
             raise
-
-
-def _check_version(version: int) -> None:
-    if type(version) is not int or version < 0:
-        raise ValueError(f"version is {version!r}: it must be an integer from 0 up")
 
 
 def _config(folder: str | Path) -> PreTrainedConfig:

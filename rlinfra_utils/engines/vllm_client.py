@@ -12,11 +12,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
+from rlinfra_utils.doors import choice, whole
 from rlinfra_utils.engines.generation import Generation
+from rlinfra_utils.engines.requests import check_ids
 from rlinfra_utils.engines.vllm_process import EngineError, ServerProcess
 from rlinfra_utils.engines.vllm_requests import (
     as_version,
-    check_ids,
     completions,
     prompt_logprobs,
     sampling_params,
@@ -33,7 +34,10 @@ ADAPTER = "adapter"
 
 
 class VLLMClient:
-    """A server as it is at this moment: nothing that it knows is remembered here, so another client's acts are seen."""
+    """A server as it is at this moment: nothing that it knows is remembered here, so another client's acts are seen.
+
+    Each call raises EngineError where the server has ended, gives no answer in time, or refuses.
+    """
 
     def __init__(self, process: ServerProcess, base: str, vocab_size: int) -> None:
         self._process, self._base, self.vocab_size = process, base, vocab_size
@@ -51,9 +55,7 @@ class VLLMClient:
         the server refuses. While the server is paused it waits.
         """
         check_ids("prompt_ids", prompt_ids, self.vocab_size)
-        if type(n) is not int or n < 1:
-            raise ValueError(f"n is {n!r}: it must be an integer from 1 up")
-        params = sampling_params(decoding, self.vocab_size) | {"n": n}
+        params = sampling_params(decoding, self.vocab_size) | {"n": whole("n", n)}
         seeds = [{} if seed is None else {"seed": seed + index * n} for index in range(len(prompt_ids))]
         before, start_s = self._phase_s(), time.perf_counter()
         answers = self._ask(prompt_ids, [params | its_seed for its_seed in seeds])
@@ -95,9 +97,11 @@ class VLLMClient:
         return ADAPTER in self._models()
 
     def pause(self, in_flight: InFlight = "wait") -> None:
-        """Stop scheduling; requests sent from here on wait for `resume`. The prefix cache stays."""
-        if in_flight not in get_args(InFlight):
-            raise ValueError(f"in_flight is {in_flight!r}: it must be one of {', '.join(get_args(InFlight))}")
+        """Stop scheduling; requests sent from here on wait for `resume`. The prefix cache stays.
+
+        Raises ValueError for another `in_flight`, EngineError where the server does not pause.
+        """
+        choice("in_flight", in_flight, get_args(InFlight))
         self._process.call(f"/pause?mode={in_flight}&clear_cache=false", {})
 
     def resume(self) -> None:
@@ -110,7 +114,10 @@ class VLLMClient:
         return self._process.call("/is_paused")["is_paused"]
 
     def reset_prefix_cache(self) -> None:
-        """Forget all keys and values; running requests are read again from their first token."""
+        """Forget all keys and values; running requests are read again from their first token.
+
+        Raises EngineError where the server does not.
+        """
         if not self._process.call("/reset_prefix_cache?reset_running_requests=true", {})["success"]:
             raise EngineError("vLLM did not reset its prefix cache: it holds blocks that it cannot give up")
 

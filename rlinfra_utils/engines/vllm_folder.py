@@ -69,7 +69,7 @@ def check_adapter(folder: str | Path, shapes: dict[str, tuple[int, ...]], max_ra
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{config} is not an adapter's config with its rank `r`: {error!r}") from None
     if type(rank) is not int or not 1 <= rank <= max_rank:
-        raise ValueError(f"{config}: r is {rank!r}, it must be in [1, {max_rank}], the server's max_adapter_rank")
+        raise ValueError(f"{config}: r={rank!r}: needs a whole number of 1 to {max_rank}, the server's limit")
     for name, shape in _shapes(file).items():
         found = re.fullmatch(rf"base_model\.model\.(.+\.(?:{'|'.join(ADAPTED_MODULES)}))\.lora_([AB])\.weight", name)
         of_base = shapes.get(f"{found[1]}.weight") if found else None
@@ -77,7 +77,7 @@ def check_adapter(folder: str | Path, shapes: dict[str, tuple[int, ...]], max_ra
             raise ValueError(f"{file}: {name!r} is not a LoRA matrix of a projection that the base has")
         expected = (rank, of_base[1]) if found[2] == "A" else (of_base[0], rank)
         if shape != expected:
-            raise ValueError(f"{file}: {name!r} has shape {shape}, it must be {expected}")
+            raise ValueError(f"{file}: {name!r} has shape {shape}, needs {expected}")
 
 
 def _untie(folder: str | Path, home: dict[str, Path], view: Path) -> tuple[int, ...]:

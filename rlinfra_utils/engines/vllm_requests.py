@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from rlinfra_utils.engines.generation import Completion
-from rlinfra_utils.engines.sampling import resolve
+from rlinfra_utils.engines.requests import limited
 from rlinfra_utils.engines.vllm_process import EngineError
 from rlinfra_utils.rollouts import Decoding, VersionSpan
 
@@ -23,11 +23,9 @@ def sampling_params(decoding: Decoding, vocab_size: int) -> dict[str, Any]:
 
     Raises ValueError for a decoding that `sampling.resolve` refuses, that bans tokens or lacks max_new_tokens.
     """
-    decoding = resolve(decoding, vocab_size)
-    if decoding.max_new_tokens is None or decoding.max_new_tokens < 1:
-        raise ValueError(f"decoding.max_new_tokens is {decoding.max_new_tokens!r}: it must be at least 1")
+    decoding = limited(decoding, vocab_size)
     if decoding.banned_token_ids:
-        raise ValueError(f"decoding.banned_token_ids is {decoding.banned_token_ids!r}: not supported by this engine")
+        raise ValueError(f"decoding.banned_token_ids={decoding.banned_token_ids!r}: needs to be empty for this engine")
     return {
         "max_tokens": decoding.max_new_tokens,
         "temperature": decoding.temperature,
@@ -38,16 +36,6 @@ def sampling_params(decoding: Decoding, vocab_size: int) -> dict[str, Any]:
         "logprobs": 0,
         "detokenize": False,
     }
-
-
-def check_ids(name: str, sequences: list[list[int]], vocab_size: int) -> None:
-    """Raise ValueError unless `sequences` is a list of lists of token ids, none of them empty."""
-    if not isinstance(sequences, list) or not sequences:
-        raise ValueError(f"{name} is {str(sequences)[:60]}: it must be a list of at least one list of ids")
-    for index, ids in enumerate(sequences):
-        is_good = isinstance(ids, list) and ids and all(type(id_) is int and 0 <= id_ < vocab_size for id_ in ids)
-        if not is_good:
-            raise ValueError(f"{name}[{index}] is {str(ids)[:60]}: it must be a list of ids in [0, {vocab_size})")
 
 
 def as_version(label: str) -> int:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-import reprlib
 from decimal import Decimal
 from numbers import Integral, Real
 
+from rlinfra_utils.doors import short
 from rlinfra_utils.exercises.problems import Ask
 
 MAX_TEXT = 10_000  # characters
@@ -32,11 +32,8 @@ def one_line(text: str, length: int = 60) -> str:
 
 
 def shown(value: object) -> str:
-    """`value` in one short line, whatever it is."""
-    try:
-        return one_line(reprlib.repr(value))
-    except Exception:  # a foreign object's own __repr__, or a whole number too long to print
-        return f"<{type(value).__name__}>"
+    """`value` in one short line that can be printed, whatever it is."""
+    return one_line(short(value))
 
 
 def typed(value: object) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlinfra_utils.doors import choice
+
 Capability = tuple[int, int]
 
 #: Lowest CUDA compute capability with native support: NVIDIA's CUDA programming guide (arithmetic tables) for the
@@ -40,19 +42,17 @@ def supports(feature: str, capability: Capability | None) -> Support:
 
     Raises ValueError for an unknown feature, or a capability that is not two integers.
     """
-    if feature not in NEEDS_CAPABILITY:
-        raise ValueError(f"feature={feature!r} is not known; choose from {sorted(NEEDS_CAPABILITY)}")
-    needs = NEEDS_CAPABILITY[feature]
+    needs = NEEDS_CAPABILITY[choice("feature", feature, NEEDS_CAPABILITY)]
     wanted = f"{feature} needs compute capability {needs[0]}.{needs[1]} or higher"
     if capability is None:
         return Support(False, f"{wanted}; there is no accelerator")
     if not (isinstance(capability, tuple) and [type(part) for part in capability] == [int, int]):
-        raise ValueError(f"capability={capability!r} is not a pair of integers such as (7, 5)")
+        raise ValueError(f"capability={capability!r}: needs a pair of integers such as (7, 5)")
     return Support(capability >= needs, f"{wanted}; this one has {capability[0]}.{capability[1]}")
 
 
 def native_bfloat16(capability: Capability | None) -> bool:
-    """Whether bfloat16 is native: capability 8.0 or higher.
+    """Whether bfloat16 is native: capability 8.0 or higher. Raises ValueError as `supports` does.
 
     `torch.cuda.is_bf16_supported()` also says yes where it is only emulated, such as on a T4.
     """
@@ -60,7 +60,10 @@ def native_bfloat16(capability: Capability | None) -> bool:
 
 
 def choose_dtype(capability: Capability | None) -> str:
-    """The name of torch's dtype for a model: "bfloat16" where native, else "float16"; "float32" on a CPU."""
+    """The name of torch's dtype for a model: "bfloat16" where native, else "float16"; "float32" on a CPU.
+
+    Raises ValueError as `supports` does.
+    """
     if capability is None:
         return "float32"
     return "bfloat16" if native_bfloat16(capability) else "float16"
@@ -71,7 +74,7 @@ def vllm_options(capability: Capability | None) -> list[str]:
 
     Empty on a CPU, whose KV pool has a size of its own. Where neither FlashAttention nor FlashInfer runs, such as on
     a T4, Triton's attention is named, so that the server does not depend on vLLM's own search.
-    Read from VLLM_VERSION's source; no run on a GPU is stored.
+    Read from VLLM_VERSION's source; no run on a GPU is stored. Raises ValueError as `supports` does.
     """
     if capability is None:
         return []

@@ -19,11 +19,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlinfra_utils.doors import complaint
 from rlinfra_utils.levels import cost
 from rlinfra_utils.levels.machine import detect, version
 
 VERSIONED = ("rlinfra-utils", "numpy", "torch", "transformers", "ray")
-NAME = r"^[a-z0-9_]+$"
+NAME = r"^[a-z0-9_]{1,80}$"
 
 
 class _Model(BaseModel):
@@ -46,7 +47,7 @@ class _Cost(_Model):
 
 
 class _Stored(_Model):
-    name: str = Field(pattern=NAME, max_length=80)
+    name: str = Field(pattern=NAME)
     date: datetime.date
     level: Literal["A", "B", "C"]
     hardware: _Hardware
@@ -98,7 +99,7 @@ def store(name: str, result: dict, folder: str | Path, *, level: str = "B", para
             cost=None if cell is None else _Cost(**cell._asdict()),
         )
     except ValidationError as error:
-        raise ValueError(f"cannot store result {name!r}: {_first(error)}") from None
+        raise ValueError(f"cannot store result {name!r}: {complaint(error)}") from None
     text = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,7 @@ def stored(name: str) -> dict:
 
 def _read(name: str) -> _Stored:
     if not isinstance(name, str) or re.fullmatch(NAME, name) is None:
-        raise ValueError(f"name={name!r} of a stored result is not of the form [a-z0-9_]+")
+        raise ValueError(f"name={name!r} of a stored result is not of the form [a-z0-9_]{{1,80}}")
     path = _folder() / f"{name}.json"
     try:
         record = _Stored.model_validate_json(path.read_bytes())
@@ -128,7 +129,7 @@ def _read(name: str) -> _Stored:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no stored result {name!r}") from None
     except ValidationError as error:
-        raise ValueError(f"stored result results/{path.name}: {_first(error)}") from None
+        raise ValueError(f"stored result results/{path.name}: {complaint(error)}") from None
     except ValueError as error:
         raise ValueError(f"stored result results/{path.name}: {error}") from None
     if record.name != name:
@@ -137,7 +138,10 @@ def _read(name: str) -> _Stored:
 
 
 def describe(name: str) -> tuple[str, Table]:
-    """The stored result `name` for a reader: a line with its date and hardware, and a table of its values."""
+    """The stored result `name` for a reader: a line with its date and hardware, and a table of its values.
+
+    Raises as `stored` does.
+    """
     record = _read(name)
     rows = [(label, _text(value)) for label, value in record.result.items()]
     rows += [(f"parameter {label}", _text(value)) for label, value in record.parameters.items()]
@@ -169,13 +173,14 @@ def _folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "results"
 
 
-def _first(error: ValidationError) -> str:
-    found = error.errors()[0]
-    field = ".".join(str(part) for part in found["loc"])
-    return f"{field + ': ' if field else ''}{found['msg']} (got {str(found['input'])[:60]!r})".replace("\n", " ")
-
-
 def _require_plain(field: str, value: Any) -> None:
+    try:
+        _walk(field, value)
+    except RecursionError:
+        raise ValueError(f"{field} contains itself, or nests too deeply to be stored") from None
+
+
+def _walk(field: str, value: Any) -> None:
     if value is None or isinstance(value, bool | int | str):
         return
     if isinstance(value, float):
@@ -185,10 +190,10 @@ def _require_plain(field: str, value: Any) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{field} has the key {key!r}: keys are strings")
-            _require_plain(f"{field}.{key}", item)
+            _walk(f"{field}.{key}", item)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _require_plain(f"{field}[{index}]", item)
+            _walk(f"{field}[{index}]", item)
     else:
         raise ValueError(f"{field} is a {type(value).__name__}: store plain numbers, text, lists and dicts")
 
@@ -207,4 +212,5 @@ def _text(value: Any) -> str:
     """A stored value on one line: four digits a number, a dict as its keys and values."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)[:80]
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 240 else f"{text[:239]}…"

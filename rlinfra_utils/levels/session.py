@@ -37,7 +37,7 @@ def missing(level: str, machine: Machine) -> list[str]:
     """What `machine` lacks for `level`: sentences that also say how to get it; empty where it can run.
 
     Level A needs nothing. Level B needs torch and a source of the small model; a CPU will do, with patience.
-    Level C needs Ray; several accelerators are not required.
+    Level C needs Ray; several accelerators are not required. Raises LevelError for what is no level.
     """
     _require_level(level, LEVELS)
     reasons = []
@@ -82,7 +82,7 @@ class Session:
     why: str
 
     def blocked(self, level: str) -> list[str]:
-        """Why cells of `level` do not run here; empty where they do."""
+        """Why cells of `level` do not run here; empty where they do. Raises LevelError for what is no level."""
         reasons = missing(level, self.machine)
         if reasons or level <= self.level:
             return reasons
@@ -95,8 +95,7 @@ class Session:
 
         So it is an ordinary cell in each respect: names, last expression, `await`, line numbers of an error.
         """
-        words = lines[0].split() if lines else []
-        if not words or words[0] != "%%level" or not _is_level_line(words[1:]) or self.blocked(words[1]):
+        if not lines or self._runs_here(lines[0]) is None:
             return lines  # `show_stored`, the cell magic, has the rest
         below = lines[1:]
         return below if below and below[0].startswith("%%") else ["\n", *below]
@@ -106,11 +105,10 @@ class Session:
 
         IPython calls it with what is about to run (event `pre_run_cell`).
         """
-        first, _, _ = (info.raw_cell or "").partition("\n")
-        words = first.split()
-        if words[:1] != ["%%level"] or not _is_level_line(words[1:]) or self.blocked(words[1]):
+        found = self._runs_here((info.raw_cell or "").partition("\n")[0])
+        if found is None:
             return
-        level, name = words[1:]
+        level, name = found
         try:
             took = foretell(name)
         except ValueError as error:
@@ -118,8 +116,19 @@ class Session:
         print(f"Level {level}, {name}: {took}.", flush=True)
         cost.begin(name)
 
+    def _runs_here(self, first_line: str) -> tuple[str, str] | None:
+        """Level and name of a `%%level` cell that runs here, from its first line; None for every other cell."""
+        words = first_line.split()
+        if words[:1] != ["%%level"] or not _is_level_line(words[1:]) or self.blocked(words[1]):
+            return None
+        return words[1], words[2]
+
     def show_stored(self, line: str, cell: str) -> None:
-        """Cell magic for a `%%level` cell that does not run here: one line why, and the stored result."""
+        """Cell magic for a `%%level` cell that does not run here: one line why, and the stored result.
+
+        Raises LevelError for a line that is no level and name, for a cell whose first line it is not, and for a stored
+        result that is malformed.
+        """
         from IPython.display import display
 
         words = line.split()

@@ -12,11 +12,19 @@ from rlinfra_utils.doors import amount, choice, whole
 from rlinfra_utils.memory.layers import Layer
 from rlinfra_utils.memory.ledger import Ledger
 from rlinfra_utils.memory.phases import Phase, PhaseLedger, phases
-from rlinfra_utils.memory.spec import ModelSpec
+from rlinfra_utils.memory.spec import ModelSpec, require_spec
 from rlinfra_utils.memory.training import GRADIENTS, TrainRecipe, model_state
 
 DOMAIN = ("llama", "qwen2", "qwen3")
 ATTENTIONS = ("sdpa", "sdpa_masked", "eager")
+#: Lines that other files of `memory` know by name.
+LAYER_INPUTS = "layer inputs"
+LOGITS, LOG_SOFTMAX, GRADIENTS_OF_LOGITS = "logits", "log-softmax (float32)", "gradients of logits"
+
+
+def in_domain(spec: ModelSpec) -> bool:
+    """Whether `activations` counts this model."""
+    return spec.model_type in DOMAIN and not any(cache.window for cache in spec.caches)
 
 
 def activations(
@@ -34,18 +42,19 @@ def activations(
     "eager" (all attention probabilities). `checkpointing` keeps only what enters each layer.
 
     Source: each line is a tensor that transformers 5.24 saves (`torch.autograd.graph.saved_tensors_hooks`).
-    Raises ValueError outside the domain.
+    Raises ValueError outside the domain, for a size that is not whole, and for an unknown `attention`.
     """
+    require_spec(spec)
     tokens, b = whole("batch", batch) * whole("seq", seq), amount("dtype_bytes", dtype_bytes, above=True)
     choice("attention", attention, ATTENTIONS)
     outside = {
         "final norm": _norm_bytes(spec.hidden_size, 1, b) * tokens,
         "rotary tables": 2 * seq * _layer(spec).cache.key_dim * b,
-        "log-softmax (float32)": 4 * spec.vocab_size * tokens,
+        LOG_SOFTMAX: 4 * spec.vocab_size * tokens,
         "labels": 8 * tokens,
     }
     if checkpointing:
-        return Ledger({"layer inputs": spec.num_layers * spec.hidden_size * b * tokens, **outside})
+        return Ledger({LAYER_INPUTS: spec.num_layers * spec.hidden_size * b * tokens, **outside})
     return _layer_activations(spec, tokens, seq, b, attention) * spec.num_layers + Ledger(outside)
 
 
@@ -105,14 +114,14 @@ def training_step(
     "first layer": backward is in that layer's feed-forward (recomputed first, with `checkpointing`).
     "embedding": backward ends; a tied embedding holds the head's gradient, its own, and their sum.
     "optimizer": AdamW steps weight by weight with two temporaries, or with `foreach`, torch's default
-    on CUDA, with one for all weights.
+    on CUDA, with one for all weights. Raises ValueError as `activations` does.
     """
+    state = dict(model_state(require_spec(spec).num_params, recipe).items)
     b, tokens = recipe.weight, whole("batch", batch) * whole("seq", seq)
-    state = dict(model_state(spec.num_params, recipe).items)
     gradients = {"gradients": state.pop(GRADIENTS, 0)}
     saved = activations(spec, batch, seq, b, attention, checkpointing)
-    logits = {"logits": tokens * spec.vocab_size * b}
-    layers = {name: value for name, value in saved.items.items() if name not in ("log-softmax (float32)", "labels")}
+    logits = {LOGITS: tokens * spec.vocab_size * b}
+    layers = {name: value for name, value in saved.items.items() if name not in (LOG_SOFTMAX, "labels")}
     layer = _layer_activations(spec, tokens, seq, b, attention).total
     recomputed = {"a layer's activations": layer} if checkpointing else {}
     transient = {"gradients inside a layer": _transient(spec, recipe, tokens)}
@@ -121,7 +130,7 @@ def training_step(
     stepped = spec.num_params if foreach else 2 * max(weight.count for _, weight in spec.weights())
     return phases(
         [
-            Phase("loss", {**state, **saved.items, **logits, "gradients of logits": 8 * tokens * spec.vocab_size}),
+            Phase("loss", {**state, **saved.items, **logits, GRADIENTS_OF_LOGITS: 8 * tokens * spec.vocab_size}),
             Phase("last layer", {**state, **layers, **recomputed, **transient, **logits, "gradients": head}),
             Phase("first layer", {**state, "a layer's activations": layer, **transient, **logits, "gradients": so_far}),
             Phase("embedding", {**state, **logits, **gradients, "tied gradients to add": 2 * head * spec.tied}),

@@ -1,7 +1,8 @@
 """What decoder layers are built from: projections, norms, attentions, feed-forwards, experts.
 
 Models names and shapes, as transformers 5 holds them: projections are (out, in), the experts of a layer
-are stacked in one tensor (a checkpoint lists them one by one). Each block is a list of weights; `families` joins them.
+are stacked in one tensor (a checkpoint lists them one by one). Leaves out values and buffers, and which block a model
+has where: `families` says that. Each block is a list of weights; a config that lacks a key raises as `Config` says.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """A Hugging Face config.json, read strictly: what is missing or of the wrong kind is said, what is assumed is noted.
 
-Models the reading, not the architecture. A value that the config leaves out is taken only where
-transformers' own config class has a default for it, and each time `notes` says so.
+Models the reading. Leaves out the architecture (`families`). A value that the config leaves out is taken only where
+transformers' own config class has a default for it, and each time `notes` says so. Use: `Config(mapping).head_dim`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from reprlib import repr as short
 from typing import Any
 
-from rlinfra_utils.doors import divides, whole
+from rlinfra_utils.doors import divides, short, whole
 
 _REQUIRED = object()
 

@@ -2,7 +2,7 @@
 
 Models the text decoders in `FAMILIES`, by `model_type`. Leaves out vision towers, quantised storage and
 multi-token-prediction heads (transformers drops those on loading). Add a family by adding a function:
-it yields one `Layer` for each decoder layer.
+it yields one `Layer` for each decoder layer, and leaves bad keys to `Config`, which raises ValueError.
 """
 
 from __future__ import annotations

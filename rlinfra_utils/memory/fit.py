@@ -12,40 +12,22 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from reprlib import repr as short
 
 import pandas as pd
 
-from rlinfra_utils.doors import amount, choice, divides, whole
-from rlinfra_utils.memory.activations import DOMAIN, training_step
+from rlinfra_utils.doors import amount, choice, divides, short, whole
+from rlinfra_utils.memory.activations import GRADIENTS_OF_LOGITS, LOG_SOFTMAX, LOGITS, in_domain
 from rlinfra_utils.memory.inference import kv_cache
 from rlinfra_utils.memory.ledger import GIB, Ledger
+from rlinfra_utils.memory.moments import beside_state
 from rlinfra_utils.memory.phases import Phase, PhaseLedger, colocated, disaggregated, phases
-from rlinfra_utils.memory.sharding import shard
-from rlinfra_utils.memory.spec import ModelSpec
-from rlinfra_utils.memory.training import (
-    ALL_LINEARS,
-    FIRST,
-    FROZEN,
-    GRADIENTS,
-    MASTER,
-    RECIPES,
-    SECOND,
-    WEIGHTS,
-    TrainRecipe,
-    lora,
-    lora_params,
-    model_state,
-)
+from rlinfra_utils.memory.sharding import DIVIDED, UNITS, shard
+from rlinfra_utils.memory.spec import ModelSpec, require_spec
+from rlinfra_utils.memory.training import ALL_LINEARS, RECIPES, TrainRecipe, lora, lora_params, model_state
 
 ENGINE_DTYPE_BYTES, BLOCK_TOKENS = 2, 16
-GATHERING = ("zero3", "fsdp")
 #: "hsdp" is "fsdp" with `num_gpus` of one shard group.
-STRATEGIES = ("ddp", "zero1", "zero2", *GATHERING)
-_STATE = (FROZEN, WEIGHTS, GRADIENTS, MASTER, FIRST, SECOND)
-_LOGITS = ("logits", "log-softmax (float32)", "gradients of logits")
-_UNITS = ("gathered unit", "prefetched unit (all-gather buffer)", "unit's whole gradient", "reduce-scatter buffer")
-_TEMPORARIES = "optimizer temporaries"
+STRATEGIES = tuple(name for name in DIVIDED if name != "hsdp")
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,9 +93,9 @@ def _part(line: str) -> str:
     side, _, name = line.rpartition(": ")
     if side == "trainer":
         return "trainer state"
-    if name in _UNITS:
+    if name in UNITS:
         return "units made whole"
-    if name in _LOGITS:
+    if name in (LOGITS, LOG_SOFTMAX, GRADIENTS_OF_LOGITS):
         return "logits and gradients of them"
     return "activations, temporaries" if side == "training" else line
 
@@ -152,8 +134,7 @@ def fit(
     In the domain the training phase is 0 to 15 % above torch's FSDPMemTracker.
     Raises ValueError in one line that names the argument and its value.
     """
-    if not isinstance(spec, ModelSpec):
-        raise ValueError(f"spec={short(spec)}: needs a ModelSpec, as ModelSpec.from_config(config) makes one")
+    require_spec(spec)
     amount("gpu_bytes", gpu_bytes, above=True)
     for name, value in (("num_gpus", num_gpus), ("seq_tokens", seq_tokens), ("micro_batch", micro_batch)):
         whole(name, value)
@@ -167,14 +148,14 @@ def fit(
     if sync_bucket_bytes is not None:
         published = min(published, amount("sync_bucket_bytes", sync_bucket_bytes))
     rank = shard(state, strategy, num_gpus)
-    extra = _training(spec, plan, rank, strategy, micro_batch, seq_tokens, checkpointing)
+    extra = beside_state(spec, plan, rank, strategy, micro_batch, seq_tokens, checkpointing)
     if choice("placement", placement, ("colocated", "disaggregated")) == "colocated":
         divides("engine_tp", engine_tp, "num_gpus", num_gpus)
         ledger = colocated(weights, pool.total, rank, extra, wake, trainer, published=published)
     else:
         ledger = _both(disaggregated(weights, pool.total, rank, extra, published))
     shared = f"trainer: {strategy} over {num_gpus} GPUs"
-    return Fit(ledger, gpu_bytes, (*state.notes, shared, *extra.notes, *pool.notes), not _in_domain(spec))
+    return Fit(ledger, gpu_bytes, (*state.notes, shared, *extra.notes, *pool.notes), not in_domain(spec))
 
 
 def fit_map(
@@ -189,6 +170,7 @@ def fit_map(
 
     Columns: group_size, seq_tokens, peak_bytes, share (of `gpu_bytes`), limited_by ("fits", or the phase that breaks
     first) and part (the largest in that phase, or in the fullest). `settings` are the other arguments of `fit`.
+    Raises ValueError as `fit` does, and for sizes or lengths that are no list.
     """
     for name, values in (("group_sizes", group_sizes), ("lengths_tokens", lengths_tokens)):
         if isinstance(values, str) or not isinstance(values, Iterable):
@@ -201,11 +183,6 @@ def fit_map(
             peak = found.ledger.peak_bytes
             rows.append((group_size, seq_tokens, peak, peak / gpu_bytes, phase, part))
     return pd.DataFrame(rows, columns=["group_size", "seq_tokens", "peak_bytes", "share", "limited_by", "part"])
-
-
-def _in_domain(spec: ModelSpec) -> bool:
-    """Whether `activations` counts this model."""
-    return spec.model_type in DOMAIN and not any(cache.window for cache in spec.caches)
 
 
 def _engine(spec: ModelSpec, seq: int, num_seqs: int, tp: int) -> tuple[int, Ledger]:
@@ -222,62 +199,6 @@ def _trainer(
         return model_state(spec.num_params, recipe), weights
     adapters = lora_params(spec, whole("lora_rank", lora_rank), targets)
     return lora(spec, lora_rank, recipe, targets), ENGINE_DTYPE_BYTES * adapters
-
-
-def _training(
-    spec: ModelSpec, recipe: TrainRecipe, rank: Ledger, strategy: str, micro_batch: int, seq: int, checkpointing: bool
-) -> Ledger:
-    """What a training step holds on one rank beside its model state, at the fullest of its moments.
-
-    A fused optimizer step has one temporary as large as a moment.
-    """
-    is_full = FROZEN not in rank.items
-    moments = _moments(spec, recipe, micro_batch, seq, checkpointing, is_full)
-    if strategy in GATHERING:
-        units = _whole_units(spec, recipe.weight, is_full)
-        moments = {name: {**units[name], **lines} for name, lines in moments.items()}
-    moments["optimizer"] = {_TEMPORARIES: rank.items.get(FIRST, rank.items[WEIGHTS])}
-    note = f"training: micro-batches of {micro_batch} x {seq:,} tokens, {'' if checkpointing else 'no '}checkpointing"
-    lower = () if _in_domain(spec) else (f"activations inside a layer of {spec.model_type!r} are not counted",)
-    return Ledger(max(moments.values(), key=lambda lines: sum(lines.values())), notes=(note, *lower))
-
-
-def _moments(
-    spec: ModelSpec, recipe: TrainRecipe, micro_batch: int, seq: int, checkpointing: bool, is_full: bool
-) -> dict[str, dict[str, float]]:
-    """Lines beside the model state from the first forward to the last backward pass of a micro-batch."""
-    if _in_domain(spec):
-        step = training_step(spec, recipe, micro_batch, seq, checkpointing=checkpointing)
-        names = ("loss", "last layer", "first layer", *(("embedding",) if is_full else ()))
-        found = {phase.name: phase.items for phase in step.phases if phase.name in names}
-        beside = {name: {k: v for k, v in lines.items() if k not in _STATE} for name, lines in found.items()}
-        return {"forward": {}, **beside}
-    tokens = micro_batch * seq
-    kept = {"layer inputs": spec.num_layers * spec.hidden_size * recipe.weight * tokens}
-    logits, log_softmax, gradients = (
-        {name: size * spec.vocab_size * tokens} for name, size in zip(_LOGITS, (recipe.weight, 4, 8))
-    )
-    return {"forward": {}, "loss": {**kept, **logits, **log_softmax, **gradients}, "last layer": {**kept, **logits}}
-
-
-def _whole_units(spec: ModelSpec, weight_bytes: float, is_full: bool) -> dict[str, dict[str, float]]:
-    """Lines of `shard` for what is whole at each moment, with each layer as a unit, as FSDPMemTracker shows it.
-
-    The root stays whole through a step, layers come and go. A unit is copied out of its all-gather buffer, so that
-    the first ones lie there twice.
-    """
-    root, layer = spec.root_params * weight_bytes, spec.largest_layer_params * weight_bytes
-    head = spec.vocab_size * spec.hidden_size * weight_bytes
-    in_a_layer = (root + layer, layer, head + layer, layer)
-    sizes = {  # in the order of _UNITS
-        "forward": (root + layer, root + layer, 0, 0),
-        "loss": (root, layer, 0, 0),
-        "last layer": in_a_layer,
-        "first layer": in_a_layer,
-        "embedding": (root, 0, root, layer),
-    }
-    num_lines = len(_UNITS) if is_full else 2
-    return {name: {k: v for k, v in zip(_UNITS, each[:num_lines]) if v} for name, each in sizes.items()}
 
 
 def _both(pools: dict[str, PhaseLedger]) -> PhaseLedger:

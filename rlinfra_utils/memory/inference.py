@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlinfra_utils.doors import amount, choice, divides, whole
+from rlinfra_utils.doors import amount, choice, divides, short, whole
 from rlinfra_utils.memory.layers import AttentionCache, LatentCache, StateCache
 from rlinfra_utils.memory.ledger import Ledger
-from rlinfra_utils.memory.spec import MLA_FORMS, ModelSpec
+from rlinfra_utils.memory.spec import MLA_FORMS, ModelSpec, require_spec
 
 WINDOW_RULES = ("freed", "kept")
+#: Relative error of a report in whole tokens, of which there are 100,000 or more: a fixed part of nothing may come out
+#: below 0 by so much.
+_REPORT_ERROR = 1e-5
 
 
 def kv_cache(
@@ -35,6 +38,7 @@ def kv_cache(
 
     Raises ValueError for negative tokens, an unknown `window` or `mla`, or a `tp` that does not divide the heads.
     """
+    require_spec(spec)
     tokens, num_seqs = whole("tokens_per_seq", tokens_per_seq, 0), whole("num_seqs", num_seqs, 0)
     amount("dtype_bytes", dtype_bytes, above=True)
     choice("window", window, WINDOW_RULES)
@@ -93,7 +97,7 @@ def kv_capacity(
     """
     amount("pool_bytes", pool_bytes)
     block = whole("block_tokens", block_tokens)
-    has_state = any(isinstance(cache, StateCache) for cache in spec.caches)
+    has_state = any(isinstance(cache, StateCache) for cache in require_spec(spec).caches)
     if tokens_per_seq is None and (has_state or (window == "freed" and _has_window(spec))):
         raise ValueError("tokens_per_seq=None: needed, as part of what a sequence holds does not grow with its tokens")
     length = block if tokens_per_seq is None else whole("tokens_per_seq", tokens_per_seq)
@@ -110,7 +114,8 @@ class RequestCost:
     """What one request costs, as a pair: `fixed_bytes` whatever its length, and `per_token_bytes`.
 
     An engine's "KV cache size: N tokens" is derived from it, at one maximal length: pool / N is a
-    rate only where nothing is fixed (vllm issue 51041, field case B06).
+    rate only where nothing is fixed (vllm issue 51041, field case B06). Raises ValueError for bytes that are
+    negative or not finite.
     """
 
     fixed_bytes: float
@@ -121,7 +126,7 @@ class RequestCost:
         amount("per_token_bytes", self.per_token_bytes)
 
     def bytes(self, tokens: int) -> float:
-        """Bytes of a request of `tokens` tokens."""
+        """Bytes of a request of `tokens` tokens. Raises ValueError for tokens that are no whole number."""
         return self.fixed_bytes + self.per_token_bytes * whole("tokens", tokens, 0)
 
     def concurrency(self, pool_bytes: float, tokens: int) -> float:
@@ -144,11 +149,19 @@ class RequestCost:
         With a report of N tokens at maximal length L, the bytes of a request are pool_bytes * L / N.
         Raises ValueError if the lengths are equal or no pair of non-negative numbers explains both.
         """
-        (tokens_1, bytes_1), (tokens_2, bytes_2) = sorted((first, second))
-        if whole("tokens", tokens_1, 0) == whole("tokens", tokens_2, 0):
+        (tokens_1, bytes_1), (tokens_2, bytes_2) = sorted((_measured("first", first), _measured("second", second)))
+        if tokens_1 == tokens_2:
             raise ValueError(f"tokens={tokens_1}: twice the same length, two different ones are needed")
-        slope = (amount("bytes", bytes_2) - amount("bytes", bytes_1)) / (tokens_2 - tokens_1)
-        return cls(bytes_1 - slope * tokens_1, slope)
+        slope = (bytes_2 - bytes_1) / (tokens_2 - tokens_1)
+        fixed = bytes_1 - slope * tokens_1
+        return cls(0.0 if -_REPORT_ERROR * bytes_1 <= fixed < 0 else fixed, slope)
+
+
+def _measured(name: str, pair: tuple[int, float]) -> tuple[int, float]:
+    """(tokens, bytes) of one measured request."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError(f"{name}={short(pair)}: needs a pair (tokens, bytes)")
+    return whole(f"tokens of {name}", pair[0], 0), amount(f"bytes of {name}", pair[1])
 
 
 def logits(batch: int, seq: int, vocab: int, dtype_bytes: float = 4, copies: int = 1) -> Ledger:
@@ -156,6 +169,7 @@ def logits(batch: int, seq: int, vocab: int, dtype_bytes: float = 4, copies: int
 
     No sharding of parameters makes them smaller. A training step with transformers' own loss holds up
     to four at once (`activations.training_step`). With vocab=1: the log-probs of the chosen tokens alone.
+    Raises ValueError for a size that is not whole, and for `dtype_bytes` that are not above 0.
     """
     amount("dtype_bytes", dtype_bytes, above=True)
     elements = whole("batch", batch) * whole("seq", seq) * whole("vocab", vocab)

@@ -2,6 +2,7 @@
 
 Models counts, not values. Names and shapes are those of the transformers class on the meta device, so
 that a reader can lay them side by side. A cache says what a layer keeps of the past, per token or per sequence.
+Leaves out bytes (`inference`, `training`) and what a family is built of (`families`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class AttentionCache:
         """Numbers kept for one token on one of `tp` ranks.
 
         With more ranks than heads each rank holds one head, so that some heads are held twice (vLLM and
-        Megatron do so); any other `tp` must divide the heads.
+        Megatron do so). Raises ValueError for a `tp` that neither divides the heads nor is a multiple of them.
         """
         if self.num_kv_heads % tp and tp % self.num_kv_heads:
             raise ValueError(f"tp={tp}: neither divides num_key_value_heads={self.num_kv_heads} nor is a multiple")
@@ -71,7 +72,10 @@ class LatentCache:
     label = "latent (MLA)"
 
     def values_per_token(self, tp: int = 1, mla: str = "latent") -> int:
-        """Numbers kept for one token on one rank: the latent is whole on each rank, expanded heads are divided."""
+        """Numbers kept for one token on one rank: the latent is whole on each rank, expanded heads are divided.
+
+        Raises ValueError for a `tp` that does not divide expanded heads.
+        """
         if mla == "latent":
             return self.latent_dim + self.rotary_dim
         if self.num_heads % tp:
@@ -94,7 +98,10 @@ class StateCache:
     label = "linear-attention state"
 
     def bytes_per_sequence(self, dtype_bytes: float, tp: int = 1) -> float:
-        """Bytes kept for one sequence, however long, on one of `tp` ranks."""
+        """Bytes kept for one sequence, however long, on one of `tp` ranks.
+
+        Raises ValueError for a `tp` that does not divide the key heads.
+        """
         if self.num_key_heads % tp:
             raise ValueError(f"tp={tp}: does not divide linear_num_key_heads={self.num_key_heads}")
         return (self.conv_values * dtype_bytes + self.recurrent_values * 4) / tp

@@ -14,7 +14,7 @@ from numbers import Real
 from os import PathLike
 from typing import Any
 
-from rlinfra_utils.doors import amount
+from rlinfra_utils.doors import amount, instance, short
 
 GB, GIB = 10**9, 2**30
 
@@ -24,8 +24,8 @@ class Ledger:
     """Lines (name -> amount) in one unit, "bytes" unless said otherwise, and the conventions behind them.
 
     Ledgers of one unit add (lines of one name are summed) and scale by a number of at least zero.
-    Adding a number raises TypeError, adding another unit ValueError. `.gb` (10^9) and `.gib` (2^30)
-    exist for bytes alone.
+    Adding a number raises TypeError, adding another unit ValueError, as does an amount that is negative or not
+    finite. `.gb` (10^9) and `.gib` (2^30) exist for bytes alone.
     """
 
     items: Mapping[str, float]
@@ -125,7 +125,13 @@ def explain(measured_bytes: float, candidates: Mapping[str, Ledger], tolerance: 
     """Names of the `candidates` whose total lies within `tolerance` of a measurement, nearest first.
 
     Several names mean that the measurement alone cannot tell them apart; an empty list, that none fits.
+    Raises ValueError for `measured_bytes` that are not above 0, and for a ledger that is not in bytes.
     """
     amount("measured_bytes", measured_bytes, above=True)
+    amount("tolerance", tolerance)
+    if not isinstance(candidates, Mapping):
+        raise ValueError(f"candidates={short(candidates)}: needs a mapping from a name to a Ledger")
+    for name, ledger in candidates.items():
+        instance(f"candidates[{short(name)}]", ledger, Ledger, "such as model_state gives")
     gaps = {name: abs(ledger._bytes() - measured_bytes) / measured_bytes for name, ledger in candidates.items()}
     return sorted((name for name, gap in gaps.items() if gap <= tolerance), key=gaps.__getitem__)

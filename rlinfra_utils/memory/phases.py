@@ -8,14 +8,13 @@ maxima. Leaves out what happens inside a phase. Use `colocated(...)` or `disaggr
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from reprlib import repr as short
 
 import pandas as pd
 
-from rlinfra_utils.doors import amount, choice
+from rlinfra_utils.doors import amount, choice, instance, short
 from rlinfra_utils.memory.ledger import GB, GIB, Ledger
 
 WAKE_ORDERS = ("together", "weights_first")
@@ -23,7 +22,10 @@ WAKE_ORDERS = ("together", "weights_first")
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a step: its name, and what lies on the device meanwhile, {item: bytes}."""
+    """One phase of a step: its name, and what lies on the device meanwhile, {item: bytes}.
+
+    Raises ValueError for bytes that are negative or not finite.
+    """
 
     name: str
     items: Mapping[str, float]
@@ -39,11 +41,13 @@ class Phase:
 
 @dataclass(frozen=True, repr=False)
 class PhaseLedger:
-    """Phases of one step on one device, in order."""
+    """Phases of one step on one device, in order. Raises ValueError for none, and for two of one name."""
 
     phases: tuple[Phase, ...]
 
     def __post_init__(self):
+        for index, phase in enumerate(self.phases):
+            instance(f"phases[{index}]", phase, Phase, "Phase(name, {item: bytes})")
         names = [phase.name for phase in self.phases]
         if not names:
             raise ValueError("phases=(): needs at least one phase")
@@ -66,7 +70,7 @@ class PhaseLedger:
         return self._peak.name
 
     def fits(self, capacity_bytes: float) -> bool:
-        """Whether no phase needs more than `capacity_bytes`."""
+        """Whether no phase needs more than `capacity_bytes`; raises ValueError where that is no amount."""
         return self.peak_bytes <= amount("capacity_bytes", capacity_bytes)
 
     def frame(self) -> pd.DataFrame:
@@ -97,8 +101,10 @@ class PhaseLedger:
             csv.writer(file).writerows([("phase", "item", "bytes"), *rows])
 
 
-def phases(steps: Sequence[Phase]) -> PhaseLedger:
-    """The phases of one step as a ledger with a peak."""
+def phases(steps: Iterable[Phase]) -> PhaseLedger:
+    """The phases of one step as a ledger with a peak. Raises ValueError as `PhaseLedger` does."""
+    if not isinstance(steps, Iterable):
+        raise ValueError(f"steps={short(steps)}: needs a list of Phase(name, {{item: bytes}})")
     return PhaseLedger(tuple(steps))
 
 
@@ -122,6 +128,7 @@ def colocated(
     "offloaded" while the trainer runs, or "resident". The KV pool is always released. `wake`: "together"
     wakes weights and KV pool while the gathered copy is still there, then loads (vllm issue 15254, field
     case B14); "weights_first" wakes the weights, loads, frees the copy, then wakes the KV pool.
+    Raises ValueError for bytes that are no amount, an unknown word, and a ledger that is not in bytes.
     """
     choice("wake", wake, WAKE_ORDERS)
     for name, value in (("trainer", trainer), ("engine", engine)):
@@ -155,7 +162,7 @@ def _prefixed(prefix: str, argument: str, ledger: Ledger) -> dict[str, float]:
 def disaggregated(
     engine_weights: float, kv_pool: float, trainer_state: Ledger, training: Ledger, published: float | None = None
 ) -> dict[str, PhaseLedger]:
-    """Two devices, {"trainer": ..., "engine": ...}; arguments as in `colocated`.
+    """Two devices, {"trainer": ..., "engine": ...}; arguments and errors as in `colocated`.
 
     Nothing is offloaded: what trades places on one device lies on two. While weights are synchronised, each
     side holds the gathered copy beside its own.

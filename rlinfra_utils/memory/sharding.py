@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import math
 
-from rlinfra_utils.doors import amount, choice, divides, whole
+from rlinfra_utils.doors import amount, choice, divides, instance, whole
 from rlinfra_utils.memory.ledger import Ledger
-from rlinfra_utils.memory.training import FIRST, FROZEN, GRADIENTS, MASTER, SECOND, WEIGHTS
+from rlinfra_utils.memory.training import FIRST, FROZEN, GRADIENTS, MASTER, MODEL_STATE, SECOND
 
 _OPTIMIZER = (MASTER, FIRST, SECOND)
-_ALL = (FROZEN, WEIGHTS, GRADIENTS, *_OPTIMIZER)
+#: Strategies that divide the weights too, and gather a unit of them when it is needed.
+GATHERING = ("zero3", "fsdp", "hsdp")
 #: Lines of a model-state ledger that each strategy divides.
 DIVIDED: dict[str, tuple[str, ...]] = {
     "ddp": (),
     "zero1": _OPTIMIZER,
     "zero2": (*_OPTIMIZER, GRADIENTS),
-    "zero3": _ALL,
-    "fsdp": _ALL,
-    "hsdp": _ALL,
+    **dict.fromkeys(GATHERING, MODEL_STATE),
 }
+#: Lines for what is whole for a while: the unit in hand, the next one, and where it is trained its gradient, twice.
+UNITS = ("gathered unit", "prefetched unit (all-gather buffer)", "unit's whole gradient", "reduce-scatter buffer")
 
 
 def shard(
@@ -46,7 +47,10 @@ def shard(
     reduced from (in `reduce_dtype_bytes`, or `dtype_bytes`).
 
     Source: ZeRO, arXiv:1910.02054, section 3; FSDP2's buffers as FSDPMemTracker of torch 2.13 shows them.
+    Raises ValueError for an unknown strategy, a size or count that is not whole, a `shard_size` that does not divide
+    the ranks or that the strategy has not, and a gathered unit where nothing is gathered.
     """
+    instance("ledger", ledger, Ledger, "such as model_state gives")
     choice("strategy", strategy, DIVIDED)
     world_size = whole("world_size", world_size)
     ways = _ways(strategy, world_size, shard_size)
@@ -56,7 +60,7 @@ def shard(
     buffers = _buffers(strategy, gathered_params, prefetched_params, trained, dtype_bytes, reduce_dtype_bytes)
     what = ", ".join(name for name in divided if name in ledger.items) or "nothing"
     note = f"{strategy}, rank of {world_size}: divided by {ways}: {what}; the rest is whole on each rank"
-    if divided == _ALL and not buffers:
+    if strategy in GATHERING and not buffers:
         note += "; gathered_params=0: no unit is charged for being whole"
     return Ledger({**lines, **buffers}, ledger.unit, (*ledger.notes, note))
 
@@ -87,14 +91,9 @@ def _buffers(
         raise ValueError(f"trained_params={trained}: more than gathered_params={gathered}")
     if not gathered:
         return {}
-    if DIVIDED[strategy] != _ALL:
+    if strategy not in GATHERING:
         raise ValueError(f"gathered_params={gathered}: strategy={strategy!r} keeps all weights whole, it gathers none")
     amount("dtype_bytes", dtype_bytes, above=True)
     reduce_bytes = dtype_bytes if reduce_dtype_bytes is None else amount("reduce_dtype_bytes", reduce_dtype_bytes)
-    lines = {
-        "gathered unit": gathered * dtype_bytes,
-        "prefetched unit (all-gather buffer)": prefetched * dtype_bytes,
-        "unit's whole gradient": trained * dtype_bytes,
-        "reduce-scatter buffer": trained * reduce_bytes,
-    }
-    return {name: value for name, value in lines.items() if value}
+    sizes = (gathered * dtype_bytes, prefetched * dtype_bytes, trained * dtype_bytes, trained * reduce_bytes)
+    return {name: value for name, value in zip(UNITS, sizes) if value}

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from reprlib import repr as short
 from typing import Any
 
-from rlinfra_utils.doors import amount, choice
+from rlinfra_utils.doors import amount, choice, instance, short
 from rlinfra_utils.memory.config import Config
 from rlinfra_utils.memory.families import FAMILIES
 from rlinfra_utils.memory.layers import Cache, Layer, StateCache, Weight
@@ -54,7 +53,7 @@ class ModelSpec:
 
     @classmethod
     def named(cls, name: str) -> ModelSpec:
-        """One of `known_models()`."""
+        """One of `known_models()`. Raises ValueError for another name."""
         return cls.from_config(model_config(name))
 
     @cached_property
@@ -117,6 +116,7 @@ class ModelSpec:
         Formula: 2 * layers * kv_heads * head_dim * dtype_bytes (lecture step 12.2.3), or for MLA
         layers * (kv_lora_rank + qk_rope_head_dim) * dtype_bytes (arXiv:2405.04434, table 1). `mla`:
         "latent", or "expanded" for an engine that keeps full keys and values. Linear layers add nothing.
+        Raises ValueError for another `mla`, and for `dtype_bytes` that are not above 0.
         """
         amount("dtype_bytes", dtype_bytes, above=True)
         choice("mla", mla, MLA_FORMS)
@@ -125,6 +125,11 @@ class ModelSpec:
 
     def __repr__(self) -> str:
         return f"ModelSpec({self.model_type}, {self.num_layers} layers, {self.num_params:,} parameters)"
+
+
+def require_spec(spec: Any) -> ModelSpec:
+    """`spec` itself. Raises ValueError for anything else, such as a model's name."""
+    return instance("spec", spec, ModelSpec, "as ModelSpec.named(name) or ModelSpec.from_config(config) makes one")
 
 
 def _part(name: str) -> str:
@@ -143,7 +148,7 @@ def known_models() -> list[str]:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """Config of one of `known_models()`, as its config.json has it, numbers only."""
+    """Config of one of `known_models()`, as its config.json has it, numbers only. ValueError for another name."""
     choice("name", name, known_models())
     return json.loads((_folder() / f"{name}.json").read_text(encoding="utf-8"))["config"]
 

@@ -1,8 +1,7 @@
-"""What training keeps for its parameters: recipes in bytes a parameter, model state, shards, LoRA adapters.
+"""What training keeps for its parameters: recipes in bytes a parameter, model state, LoRA adapters.
 
-Models state that lives from step to step, and, for sharded strategies, the buffers that make one unit
-whole for a while. Leaves out activations (`activations`) and the allocator's rounding. Use
-`shard(model_state(7e9, RECIPES["bf16_master_both_grads"]), "fsdp", world_size=8)`.
+Models state that lives from step to step, before it is divided. Leaves out shards (`sharding`), activations
+(`activations`) and the allocator's rounding. Use `model_state(7e9, RECIPES["bf16_master_both_grads"]).gib`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlinfra_utils.doors import amount, choice, whole
+from rlinfra_utils.doors import amount, choice, instance, short, whole
 from rlinfra_utils.memory.ledger import Ledger
-from rlinfra_utils.memory.spec import ModelSpec
+from rlinfra_utils.memory.spec import ModelSpec, require_spec
 
 FROZEN, WEIGHTS, GRADIENTS, MASTER = "weights (frozen)", "weights", "gradients", "master weights"
 FIRST, SECOND = "first moment", "second moment"
+#: The lines of `model_state`, in its order.
+MODEL_STATE = (FROZEN, WEIGHTS, GRADIENTS, MASTER, FIRST, SECOND)
 
 
 @dataclass(frozen=True)
 class TrainRecipe:
-    """Bytes kept for each trainable parameter, by object. `note`: what is assumed, and by whom."""
+    """Bytes kept for each trainable parameter, by object. `note`: what is assumed, and by whom.
+
+    Raises ValueError for bytes that are negative or not finite.
+    """
 
     weight: float
     grad: float
@@ -69,8 +73,10 @@ def model_state(
     `num_trainable` of them are trained (all, if None); the rest are frozen: `frozen_weight` bytes each
     (the recipe's weight, if None), no gradient, no master, no moments. So for LoRA `num_params` counts base
     and adapters (`lora` does that). Formula: lecture step 12.2.1. torch's Adam also keeps a 4-byte step
-    counter for each tensor, which is left out. Raises ValueError for more trainable than all.
+    counter for each tensor, which is left out. Raises ValueError for a count that is not whole, and for more
+    trainable than all.
     """
+    instance("recipe", recipe, TrainRecipe, "such as RECIPES['bf16_no_master']")
     num_params = whole("num_params", num_params)
     trainable = num_params if num_trainable is None else whole("num_trainable", num_trainable, 0)
     if trainable > num_params:
@@ -92,8 +98,9 @@ def factored_moment_bytes(spec: ModelSpec, dtype_bytes: float = 4) -> float:
     """Second-moment bytes of Adafactor for a whole model: a row and a column sum a matrix, a full moment a vector.
 
     Source: arXiv:1804.04235, section 3; for stacked experts, a row and a column sum each, as torch.optim.Adafactor.
+    Raises ValueError for `dtype_bytes` that are not above 0.
     """
-    shapes = (weight.shape for _, weight in spec.weights())
+    shapes = (weight.shape for _, weight in require_spec(spec).weights())
     counts = (math.prod(shape[:-1]) + math.prod(shape) // shape[-2] if len(shape) > 1 else shape[0] for shape in shapes)
     return sum(counts) * amount("dtype_bytes", dtype_bytes, above=True)
 
@@ -105,13 +112,16 @@ ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 def lora_params(spec: ModelSpec, rank: int, targets: Sequence[str] = ALL_LINEARS) -> int:
     """Adapter parameters: rank * (in + out) for each target projection (arXiv:2106.09685, section 4.1).
 
-    Raises ValueError for a target that no layer has; stacked experts are not targets.
+    Raises ValueError for a rank below 1, for no target, and for one that is there twice or that no layer has; stacked
+    experts are not targets.
     """
     whole("rank", rank)
     shapes: dict[str, list[tuple[int, ...]]] = {}
-    for name, weight in spec.weights():
+    for name, weight in require_spec(spec).weights():
         if name.endswith("_proj.weight"):
             shapes.setdefault(name.split(".")[-2], []).append(weight.shape)
+    if not isinstance(targets, tuple | list) or not targets or any(targets.count(target) > 1 for target in targets):
+        raise ValueError(f"targets={short(targets)}: needs a list of projections, none of them twice")
     for target in targets:
         choice("targets", target, shapes)
     return sum(rank * (num_out + num_in) for target in targets for num_out, num_in in shapes[target])
@@ -124,6 +134,9 @@ def lora(
     targets: Sequence[str] = ALL_LINEARS,
     frozen_weight: float | None = None,
 ) -> Ledger:
-    """Model state with a frozen base and trained adapters: `recipe` is charged for the adapters alone."""
+    """Model state with a frozen base and trained adapters: `recipe` is charged for the adapters alone.
+
+    `frozen_weight` as in `model_state`. Raises ValueError as `lora_params` and `model_state` do.
+    """
     adapters = lora_params(spec, rank, targets)
     return model_state(spec.num_params + adapters, recipe, adapters, frozen_weight)

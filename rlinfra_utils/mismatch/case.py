@@ -54,8 +54,6 @@ class Case:
         evidence: Evidence | None,
     ) -> Case:
         """Check everything once; raises ValueError in one line that names the argument and the value."""
-        if decoding is not None:
-            _check_decoding(decoding, None if logits is None else np.shape(logits)[-1])
         if logits is None and trainer_logprobs is None:
             raise ValueError("trainer_logits: None; pass logits, or trainer_logprobs where only those were kept")
         ids = _integers("tokens", tokens)
@@ -63,12 +61,16 @@ class Case:
         selected = doors.boolean_mask(mask, "tokens", shape)
         require_a_token(selected)
         scores = None if logits is None else checked_logits("trainer_logits", logits, ids, selected)
+        if decoding is not None:
+            _check_decoding(decoding, None if scores is None else scores.shape[-1])
+        if evidence is not None:
+            doors.instance("evidence", evidence, Evidence, "Evidence(fingerprints=..., ...)")
         given = trainer_logprobs is not None
         if not given:
             trainer_logprobs = np.zeros(shape)
             trainer_logprobs[selected] = token_logprobs(scores[selected], ids[selected], _scaled(decoding))
-        elif np.shape(trainer_logprobs) != shape:
-            raise ValueError(f"trainer_logprobs: shape {np.shape(trainer_logprobs)} is not the shape {shape} of tokens")
+        elif (own := doors.floats("trainer_logprobs", trainer_logprobs)).shape != shape:
+            raise ValueError(f"trainer_logprobs: shape {own.shape} is not the shape {shape} of tokens")
         trainer, behavior, selected = offpolicy.ratios.log_prob_pair(trainer_logprobs, behavior, selected)
         grid = (-1, shape[-1])
         return cls(
@@ -181,7 +183,7 @@ def _check_decoding(decoding: Any, vocab: int | None) -> None:
 
 def _integers(name: str, values: Any) -> np.ndarray:
     array = doors.floats(name, values)
-    doors.refuse(name, array, ~((array >= 0) & (array == np.floor(array))), "is no token id")
+    doors.refuse(name, array, ~((array >= 0) & (array <= doors.LARGEST) & (array == np.floor(array))), "is no token id")
     return array.astype(np.int64)
 
 
@@ -192,7 +194,7 @@ def checked_logits(name: str, values: Any, ids: np.ndarray, mask: np.ndarray) ->
     except (TypeError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {str(error).splitlines()[0]}; pass .detach().float().cpu()") from None
     if scores.shape[:-1] != ids.shape or scores.ndim != ids.ndim + 1:
-        raise ValueError(f"{name}: shape {scores.shape} ; needs (..., tokens, vocab) over tokens of shape {ids.shape}")
+        raise ValueError(f"{name}: shape {scores.shape}; needs (..., tokens, vocab) over tokens of shape {ids.shape}")
     if scores.dtype.kind != "f":
         raise ValueError(f"{name}: holds {scores.dtype} values; needs floating point")
     vocab = scores.shape[-1]
@@ -203,9 +205,12 @@ def checked_logits(name: str, values: Any, ids: np.ndarray, mask: np.ndarray) ->
 
 
 def _lag(lag: Any, shape: tuple[int, ...]) -> np.ndarray:
-    values = np.asarray(lag)
+    try:
+        values = np.asarray(lag)
+    except ValueError:
+        raise ValueError("lag: rows of unequal length; needs a whole number, or one a token") from None
     if values.dtype.kind not in "iu" or values.shape not in ((), shape):
-        raise ValueError(f"lag: {values.dtype} of shape {values.shape} ; needs a whole number, or one a token {shape}")
+        raise ValueError(f"lag: {values.dtype} of shape {values.shape}; needs a whole number, or one a token {shape}")
     if (values < 0).any():
         raise ValueError(f"lag: {values.min()} is below 0; the trainer cannot be older than its data")
     return np.broadcast_to(values, shape)
@@ -221,11 +226,11 @@ def _kept(kept_ids: Any, ids: np.ndarray, mask: np.ndarray, scores: np.ndarray |
         try:
             for i, size in zip(place, ids.shape, strict=True):
                 if len(here) != size:
-                    raise ValueError(f"kept_ids: {len(here)} entries where tokens have {size}")
+                    raise ValueError(f"{len(here)} entries where tokens have {size}")
                 here = here[i]
             chosen = np.unique(np.asarray(here, dtype=np.int64))
-        except TypeError:
-            raise ValueError(f"kept_ids[{place}]: {here!r} ; needs a list of ids for each sampled token") from None
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise ValueError(f"kept_ids[{place}]: {error}; needs a list of ids for each sampled token") from None
         if ids[place] not in chosen or chosen[0] < 0 or chosen[-1] >= scores.shape[-1]:
             raise ValueError(f"kept_ids[{place}]: lacks the sampled token {ids[place]}, or leaves the vocabulary")
         kept.append(chosen)

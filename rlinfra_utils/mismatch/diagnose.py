@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from rlinfra_utils.mismatch import origin, positions, processing
-from rlinfra_utils.mismatch._judging import MIN_FIT_TOKENS, NOISE_FACTOR, is_exact, judge
 from rlinfra_utils.mismatch.case import TYPICAL_LARGEST, Case
 from rlinfra_utils.mismatch.compare import SAME_MEAN
 from rlinfra_utils.mismatch.evidence import Evidence
 from rlinfra_utils.mismatch.findings import CAUSES, STATUSES, Diagnosis, Finding
+from rlinfra_utils.mismatch.judging import MIN_FIT_TOKENS, NOISE_FACTOR, is_exact, judge
 from rlinfra_utils.rollouts import Decoding
 
 _ACCEPTED = STATUSES[:2]
@@ -78,7 +78,7 @@ def _without_logits(case: Case) -> Iterator[Finding]:
     trainer, behavior = case.trainer[case.mask], case.behavior_logprobs
     used = (behavior < 0) & (trainer < 0)
     if len(np.unique(behavior[used])) >= MIN_FIT_TOKENS:
-        value = np.sum(trainer[used] ** 2) / np.sum(trainer[used] * behavior[used])
+        value = processing.fitted_divisor(trainer[used], behavior[used])
         scaled = judge(case, "temperature_after_softmax", trainer / value - behavior, f"trainer log-prob / {value:.4g}")
         if is_exact(scaled):
             yield scaled

@@ -24,8 +24,8 @@ def token_logprobs(
     """Log-probs (nats, float64, shape (n,)) of `tokens` (n,) after processing `logits` (n, vocab) as `decoding` says.
 
     -inf for a token outside the kept set. A temperature of 0 is greedy: 0.0 on the likeliest token (the lowest id
-    of several), -inf elsewhere; a temperature of None counts as 1. With `dtype` the logits are rounded first.
-    Source of the order of filters: vLLM's sampler.
+    of several), -inf elsewhere; a temperature of None counts as 1. With `dtype` the logits are rounded first, and
+    another one than `round_to` knows raises ValueError. Source of the order of filters: vLLM's sampler.
     """
     rows = max(1, _BLOCK // logits.shape[-1])
     blocks = [slice(start, start + rows) for start in range(0, len(tokens), rows)]
@@ -67,7 +67,10 @@ def descending(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def renormalized(logits: np.ndarray, tokens: np.ndarray, kept: Sequence[np.ndarray], temperature: float) -> np.ndarray:
-    """Log-probs (n,) of `tokens` over the recorded set of ids `kept[i]` at each position i."""
+    """Log-probs (nats, shape (n,)) of `tokens` (n,) over the recorded set of ids `kept[i]` at each position i.
+
+    `logits` (n, vocab) are divided by `temperature` first.
+    """
     answer = np.empty(len(tokens))
     for i, ids in enumerate(kept):
         z = np.asarray(logits[i], dtype=np.float64)[ids] / temperature

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rlinfra_utils.doors import choice, is_number, numbers, short, whole
+
 #: Causes that need another forward pass: `Evidence.logits` may hold the logits under them.
 RECOMPUTABLE = ("quantized_weights", "stale_weights", "stale_kv", "other_tokens")
 
@@ -25,6 +27,7 @@ class Evidence:
     block in the KV cache. gap_by_step: mean |delta| by training step, this one last; restarts: indices into it at
     which the engine had just restarted. logits: by cause (quantized_weights, stale_weights, stale_kv, other_tokens),
     logits of the same shape computed under that cause (with the dequantised weights, the old ones, ...).
+    Raises ValueError by field.
     """
 
     engine_tokens: Any = None
@@ -35,16 +38,21 @@ class Evidence:
     logits: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        gaps = np.asarray(self.gap_by_step, dtype=float)
-        if gaps.ndim != 1 or not np.all(np.isfinite(gaps) & (gaps >= 0)):
-            raise ValueError(f"evidence.gap_by_step: {self.gap_by_step!r} ; needs mean |delta| by step, each 0 or more")
+        for name in ("gap_by_step", "restarts"):
+            if not isinstance(getattr(self, name), Sequence | np.ndarray):
+                raise ValueError(f"evidence.{name}={short(getattr(self, name))}: needs a list")
+        num_steps = len(self.gap_by_step)
+        if num_steps:
+            numbers("evidence.gap_by_step", self.gap_by_step)
         for step in self.restarts:
-            if not 0 <= step < len(gaps):
-                raise ValueError(f"evidence.restarts: {step} is no index into gap_by_step of {len(gaps)} steps")
-        if self.fingerprints is not None and len(self.fingerprints) != 2:
-            raise ValueError(f"evidence.fingerprints: {self.fingerprints!r} ; needs the pair (trainer, engine)")
-        if self.hidden_kv_lag is not None and self.hidden_kv_lag < 0:
-            raise ValueError(f"evidence.hidden_kv_lag: {self.hidden_kv_lag} is below 0; pass a count of versions")
+            if not (is_number(step) and step in range(num_steps)):
+                raise ValueError(f"evidence.restarts: {short(step)} is no index into gap_by_step of {num_steps} steps")
+        pair = self.fingerprints
+        if pair is not None and not (isinstance(pair, tuple | list) and [type(text) for text in pair] == [str, str]):
+            raise ValueError(f"evidence.fingerprints={short(pair)}: needs the pair of texts (trainer, engine)")
+        if self.hidden_kv_lag is not None:
+            whole("evidence.hidden_kv_lag", self.hidden_kv_lag, 0)
+        if not isinstance(self.logits, Mapping):
+            raise ValueError(f"evidence.logits={short(self.logits)}: needs logits by cause")
         for cause in self.logits:
-            if cause not in RECOMPUTABLE:
-                raise ValueError(f"evidence.logits: {cause!r} is none of {', '.join(RECOMPUTABLE)}")
+            choice("evidence.logits", cause, RECOMPUTABLE)

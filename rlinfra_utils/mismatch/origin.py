@@ -2,6 +2,7 @@
 
 Models: what `Evidence` says, what the gap did from step to step, and lag. Logits brought for a cause are put to
 the residual; a fingerprint or a cache version is taken at its word. Leaves out the record's own numbers.
+Use: `engine_tokens(case)`, since before it nothing compares; then `for finding in tests(case): ...`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.mismatch._judging import NOISE_FACTOR, judge
 from rlinfra_utils.mismatch.case import Case, checked_logits
 from rlinfra_utils.mismatch.compare import SAME_MAX
 from rlinfra_utils.mismatch.distributions import token_logprobs
 from rlinfra_utils.mismatch.findings import Finding
+from rlinfra_utils.mismatch.judging import NOISE_FACTOR, judge
 from rlinfra_utils.rollouts import Decoding
 
 #: A step that multiplies the gap by this much is a jump; a gap that grew by less and fell by it again is a reset.
@@ -138,7 +139,7 @@ def _rows(values: Any, num: int) -> list[np.ndarray]:
     try:
         is_flat = all(np.ndim(value) == 0 for value in values)
         rows = [np.asarray(row, dtype=np.int64) for row in ([values] if is_flat else values)]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"evidence.engine_tokens: {error}; needs rows of token ids") from None
     rows = [row for block in rows for row in (block if block.ndim == 2 else [block])]
     if len(rows) != num:
@@ -147,7 +148,10 @@ def _rows(values: Any, num: int) -> list[np.ndarray]:
 
 
 def _grid(logits: Any, case: Case) -> np.ndarray:
-    array = np.asarray(logits)
+    try:
+        array = np.asarray(logits)
+    except ValueError:
+        raise ValueError("evidence.logits: rows of unequal length; needs the shape of trainer_logits") from None
     if array.ndim < 2 or array.size != case.tokens.size * array.shape[-1]:
-        raise ValueError(f"evidence.logits: shape {array.shape} ; needs that of trainer_logits")
+        raise ValueError(f"evidence.logits: shape {array.shape}; needs that of trainer_logits")
     return array.reshape(*case.tokens.shape, array.shape[-1])

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlinfra_utils.mismatch._judging import ACCEPT_SHARE, judge
 from rlinfra_utils.mismatch.case import Case
 from rlinfra_utils.mismatch.compare import SAME_MAX
 from rlinfra_utils.mismatch.distributions import FULL_SOFTMAX, token_logprobs
 from rlinfra_utils.mismatch.findings import Finding
+from rlinfra_utils.mismatch.judging import ACCEPT_SHARE, NOISE_FACTOR, judge
 from rlinfra_utils.rollouts import Decoding
 
 #: A token stands out when its difference in logits is this many times the median; the tests look for few that do.
@@ -88,6 +88,8 @@ def sentinel(case: Case, outliers: np.ndarray | None) -> Finding:
         value, is_it = distinct[likeliest], group == likeliest
         is_lone = counts[likeliest] == 1 and value.is_integer() and value != 0
         left = size[~is_it]
+        if not left.size and case.gap <= NOISE_FACTOR * case.noise:  # equal throughout, and close throughout
+            continue
         is_odd = value.is_integer() and left.size > 0
         if not is_lone and not is_odd and np.ptp(others[is_it]) <= SAME_MAX:
             continue

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rlinfra_utils.mismatch._judging import CONFIRM_SHARE, MIN_FIT_TOKENS, NOISE_FACTOR, is_exact, judge, judge_fit
 from rlinfra_utils.mismatch.case import Case
 from rlinfra_utils.mismatch.compare import SAME_MEAN
 from rlinfra_utils.mismatch.distributions import FULL_SOFTMAX, descending, renormalized, token_logprobs
 from rlinfra_utils.mismatch.findings import Finding
+from rlinfra_utils.mismatch.judging import CONFIRM_SHARE, MIN_FIT_TOKENS, NOISE_FACTOR, is_exact, judge, judge_fit
 from rlinfra_utils.rollouts import Decoding
 
 _TEMPERATURES = np.geomspace(0.1, 10.0, 31)
@@ -86,13 +86,18 @@ def after_softmax(case: Case, trainer: float) -> Finding:
     used = (behavior < 0) & (raw < 0)
     values = [] if case.decoding is None or not case.decoding.temperature else [case.decoding.temperature]
     if len(np.unique(behavior[used])) >= MIN_FIT_TOKENS:
-        values.append(float(np.sum(raw[used] ** 2) / np.sum(raw[used] * behavior[used])))
+        values.append(fitted_divisor(raw[used], behavior[used]))
     values = [value for value in values if not _is_near(value, 1.0)]
     if not values:
         text = f"no divisor but 1 fits {used.sum()} tokens or is recorded; the trainer is at {trainer:.4g}"
         return Finding("temperature_after_softmax", "not excluded", text)
     value = min(values, key=lambda t: _size(raw / t - behavior))
     return judge_fit(case, "temperature_after_softmax", raw / value - behavior, f"raw log-prob / {value:.4g}")
+
+
+def fitted_divisor(logprobs: np.ndarray, behavior: np.ndarray) -> float:
+    """The t at which logprobs / t come nearest to `behavior`, by least squares in 1 / t; both (n,) and below 0."""
+    return float(np.sum(logprobs**2) / np.sum(logprobs * behavior))
 
 
 def wrong_entry(case: Case) -> Finding:

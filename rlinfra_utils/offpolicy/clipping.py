@@ -12,7 +12,6 @@ above the region with a positive advantage, below it with a negative one. verl's
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -85,8 +84,7 @@ def ppo_clip_fraction(ratio: Any, eps: float | tuple[float, float], mask: Any, a
 def bounds(eps: float | tuple[float, float]) -> tuple[float, float]:
     """`eps` as a pair (low, high). Raises ValueError for one that is negative or not finite."""
     pair = eps if isinstance(eps, (tuple, list)) else (eps, eps)
-    numbers = all(isinstance(e, Real) and not isinstance(e, bool) and 0 <= e < np.inf for e in pair)
-    if len(pair) != 2 or not numbers:
+    if len(pair) != 2 or not all(doors.is_number(e) and 0 <= e < np.inf for e in pair):
         raise ValueError(f"eps={eps!r}: needs a finite number of at least 0, or a pair (low, high)")
     return float(pair[0]), float(pair[1])
 

@@ -25,7 +25,6 @@ Modes combine: `correct(d, correct(d, mask, "geometric_mask", 0.99, 1.01).keep, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -125,8 +124,7 @@ def correct(log_ratio: Any, mask: Any, mode: str, low: float | None = None, high
     Raises ValueError for an unknown mode, for bounds that are missing, not above 0, not finite or crossed, for
     a log-ratio that is not finite under the mask, and for a weight beyond float64 that no `high` bounds.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r}: known are {', '.join(MODES)}")
+    doors.choice("mode", mode, MODES)
     low, high = _bounds(mode, low, high)
     values, mask = doors.log_ratios(log_ratio, mask)
     level, action = mode.split("_")
@@ -157,8 +155,7 @@ def _bounds(mode: str, low: float | None, high: float | None) -> tuple[float | N
     if low is None and high is None:
         raise ValueError(f"low=None, high=None: {mode} needs a bound on the ratio; TRL's default is high=3.0")
     for name, bound in (("low", low), ("high", high)):
-        number = isinstance(bound, Real) and not isinstance(bound, bool)
-        if bound is not None and not (number and 0 < bound < np.inf):
+        if bound is not None and not (doors.is_number(bound) and 0 < bound < np.inf):
             raise ValueError(f"{name}={bound!r}: needs a finite ratio above 0, or None for no bound")
     if low is not None and high is not None and low > high:
         raise ValueError(f"low={low}: is above high={high}; no ratio lies between them")

@@ -43,7 +43,7 @@ def log_ratio(trainer: Any, behavior: Any, mask: Any) -> np.ndarray:
 
 
 def log_prob_pair(trainer: Any, behavior: Any, mask: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both log-probs, checked as for `log_ratio` and 0 off the mask, and the mask as booleans."""
+    """Both log-probs, checked as for `log_ratio` and 0 off the mask, and the mask as booleans. Raises as it does."""
     trainer, behavior = doors.floats("trainer", trainer), doors.floats("behavior", behavior)
     if trainer.shape != behavior.shape:
         raise ValueError(f"behavior: shape {behavior.shape} is not the shape {trainer.shape} of trainer")

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rlinfra_utils.doors import LARGEST, listed, short
+
 
 def lag(
     current_version: int, versions: Any, branch_id: str | None = None, branch_ids: str | Sequence[str] | None = None
@@ -47,10 +49,12 @@ def is_fresh(lags: Any, max_lag: int) -> Any:
     """Whether a lag may be trained on: `lags <= max_lag`, by element. A limit of n admits n updates, not n + 1.
 
     A whole rollout is fresh if its oldest token is: `is_fresh(lags, n).all()`. By token it is a mask for the
-    loss. Raises ValueError for a limit that is negative or not whole.
+    loss. `lags` is one or an array, as is the answer. Raises ValueError for a limit, or lags, that are negative or not
+    whole.
     """
     limit = int(_whole("max_lag", max_lag, scalar=True))
-    return np.asarray(lags) <= limit if np.ndim(lags) else bool(lags <= limit)
+    fresh = _whole("lags", lags) <= limit
+    return fresh if fresh.ndim else bool(fresh)
 
 
 def _whole(name: str, values: Any, scalar: bool = False) -> np.ndarray:
@@ -58,11 +62,14 @@ def _whole(name: str, values: Any, scalar: bool = False) -> np.ndarray:
         array = np.asarray(values)
     except ValueError:
         raise ValueError(f"{name}: rows of unequal length; take one rollout at a time") from None
-    if array.dtype.kind not in "iu" or array.size == 0 or (scalar and array.ndim):
+    has_bool = isinstance(values, list | tuple) and any(isinstance(value, bool) for value in values)
+    if array.dtype.kind not in "iu" or has_bool or array.size == 0 or (scalar and array.ndim):
         what = "one whole number" if scalar else "whole numbers or version spans"
-        raise ValueError(f"{name}={str(values)[:60]}: needs {what}")
+        raise ValueError(f"{name}={short(values)}: needs {what}")
     if (array < 0).any():
         raise ValueError(f"{name}: {array.min()} is negative; versions and lags count from 0")
+    if (array > LARGEST).any():
+        raise ValueError(f"{name}: {array.max()} is above 2**53; versions and lags are counts")
     return array.astype(np.int64)
 
 
@@ -94,7 +101,7 @@ def _check_branches(branch_id: str | None, branch_ids: Any, num_versions: int) -
     if branch_id is None or branch_ids is None:
         missing = "branch_id" if branch_id is None else "branch_ids"
         raise ValueError(f"{missing}: missing; versions of a branched run compare only when both sides name the branch")
-    ids = [branch_ids] if isinstance(branch_ids, str) else list(branch_ids)
+    ids = [branch_ids] if isinstance(branch_ids, str) else listed("branch_ids", branch_ids, "ids")
     if len(ids) != num_versions and not isinstance(branch_ids, str):
         raise ValueError(f"branch_ids: {len(ids)} for {num_versions} versions; needs one for all or one for each")
     for index, other in enumerate(ids):

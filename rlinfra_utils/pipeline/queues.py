@@ -46,7 +46,10 @@ class Rate:
         return self.value / SECONDS[self.unit.partition("/")[2]]
 
     def counted_in(self, counted: str, each: float) -> Rate:
-        """The same flow counted in something else, of which each unit has `each`: rollouts of 512 tokens."""
+        """The same flow counted in something else, of which each unit has `each`: rollouts of 512 tokens.
+
+        Raises ValueError for an `each` that is not above 0 and for what is not in `COUNTED`.
+        """
         return Rate(self.per_s * number("each", each, above=True), f"{counted}/s")
 
 
@@ -100,12 +103,18 @@ def littles_law(number_inside: float | None = None, rate: float | None = None, t
 
 
 def mm1_wait_s(arrival_per_s: float, service_s: float) -> float:
-    """Mean seconds in the queue, service not counted, with exponential service times: rho / (1 - rho) * service."""
+    """Mean seconds in the queue, service not counted, with exponential service times: rho / (1 - rho) * service.
+
+    math.inf at rho >= 1; raises ValueError as `mg1_wait_s` does.
+    """
     return mg1_wait_s(arrival_per_s, service_s, 1)
 
 
 def md1_wait_s(arrival_per_s: float, service_s: float) -> float:
-    """Mean seconds in the queue with equal service times: half of M/M/1."""
+    """Mean seconds in the queue, service not counted, with equal service times: half of M/M/1.
+
+    math.inf at rho >= 1; raises ValueError as `mg1_wait_s` does.
+    """
     return mg1_wait_s(arrival_per_s, service_s, 0)
 
 
@@ -114,7 +123,7 @@ def mg1_wait_s(arrival_per_s: float, service_s: float, service_scv: float) -> fl
 
     rho / (1 - rho) * (1 + scv) / 2 * service, with rho = arrival * service, the mean `service_s` and the squared
     coefficient of variation `service_scv` (`scv` of measured times). In order of arrival, one server.
-    math.inf at rho >= 1; ValueError for an infinite scv.
+    math.inf at rho >= 1. Raises ValueError for a number that is negative or not finite, an infinite scv among them.
     """
     rho = number("arrival_per_s", arrival_per_s) * number("service_s", service_s)
     if number("service_scv", service_scv, high=math.inf) == math.inf:

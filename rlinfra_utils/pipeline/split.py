@@ -72,7 +72,8 @@ def scaling_curve(stage_s: float, at_gpus: int, serial_share: float = 0.0) -> Ca
     """A curve through one measured point: `stage_s` at `at_gpus`, of which `serial_share` does not shrink with GPUs.
 
     seconds(n) = stage_s * (serial + (1 - serial) * at_gpus / n). With serial_share 0 the work is constant, and
-    then no split beats all GPUs taking turns: the GPU-seconds are the same.
+    then no split beats all GPUs taking turns: the GPU-seconds are the same. It and its curve raise ValueError for
+    GPUs that are no whole number, for negative seconds, and for a share outside [0, 1].
     """
     number("stage_s", stage_s)
     whole("at_gpus", at_gpus)

@@ -36,7 +36,7 @@ def pipelined(stage_s: Stages, n: int) -> float:
 
 
 def speedup(stage_s: Stages, n: int | None = None) -> float:
-    """Sequential over pipelined time of `n` batches; None is a long stream: sum / max."""
+    """Sequential over pipelined time of `n` batches; None is a long stream: sum / max. Raises as `sequential`."""
     if n is None:
         times_s = named("stage_s", stage_s).values()
         return sum(times_s) / max(times_s)
@@ -46,7 +46,8 @@ def speedup(stage_s: Stages, n: int | None = None) -> float:
 def stage_utilization(stage_s: Stages, overlapped: bool) -> dict[Hashable, float]:
     """Share of a long run in which each stage works: its time over the period, by name or position.
 
-    The period is the slowest stage if `overlapped`, else the sum. The rest is the stage's idle share.
+    The period is the slowest stage if `overlapped`, else the sum. The rest is the stage's idle share. Raises as
+    `sequential`.
     """
     times_s = named("stage_s", stage_s)
     period_s = max(times_s.values()) if overlapped else sum(times_s.values())
@@ -56,8 +57,8 @@ def stage_utilization(stage_s: Stages, overlapped: bool) -> dict[Hashable, float
 def amdahl(share: float, factor: float) -> float:
     """Speed-up of a sequential whole, `share` of which becomes `factor` times as fast: 1 / (1 - s + s / f).
 
-    `share` in [0, 1]; `factor` above 0, and math.inf for a part that vanishes. inf if all of it vanishes.
-    Source: Amdahl, "Validity of the single processor approach", AFIPS 1967.
+    `share` in [0, 1]; `factor` above 0, and math.inf for a part that vanishes; ValueError for others. inf if all of
+    it vanishes. Source: Amdahl, "Validity of the single processor approach", AFIPS 1967.
     """
     share = number("share", share, 0, 1)
     rest = 1 - share + share / number("factor", factor, high=math.inf, above=True)
@@ -75,7 +76,7 @@ def stage_gain(stage_s: Stages, stage: Hashable, factor: float) -> StageGain:
     """What the loop gains when one stage (its name or position) becomes `factor` times as fast.
 
     In turns it is Amdahl's law. Overlapped, only the slowest stage counts, and only down to the next slowest.
-    `factor` is finite here. Raises ValueError for a stage that `stage_s` does not have.
+    `factor` is finite here. Raises as `sequential`, and ValueError for a stage that `stage_s` does not have.
     """
     times_s = named("stage_s", stage_s)
     if not isinstance(stage, Hashable) or stage not in times_s:

@@ -39,8 +39,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlinfra_utils.doors import number, numbers, short, whole
-from rlinfra_utils.pipeline.stragglers import _slowest_chances
+from rlinfra_utils.doors import choice, number, numbers, short, whole
+from rlinfra_utils.pipeline.stragglers import slowest_chances
 
 #: What counts once: a rollout, by its first token; a token, by the version that sampled it; a token, by the version
 #: that its rollout started with (engines that finish on the old weights).
@@ -75,11 +75,11 @@ def tail(durations: ArrayLike, group_size: int = 1) -> Tail:
     times = times / times.max()  # first, so that the mean of tiny values is no zero
     times = times / times.mean()
     group_size, num = whole("group_size", group_size), len(times)
-    slowest = times @ _slowest_chances(num, group_size)
+    slowest = times @ slowest_chances(num, group_size)
     if group_size == 1:
         others, below = np.zeros(num), np.ones(num)
     else:
-        others = _slowest_chances(num, group_size - 1)
+        others = slowest_chances(num, group_size - 1)
         below = np.cumsum(others)
     # E[max | own duration] = own * P(all others are at most that) + the others' slowest where it is longer.
     longer = np.cumsum((times * others)[::-1])[::-1] - times * others
@@ -126,8 +126,7 @@ def mean_staleness(
     number("mean_queued", mean_queued)
     number("trainer_utilization", trainer_utilization, 0, 1)
     per_version = whole("batch", batch) * whole("steps_per_version", steps_per_version)
-    if not isinstance(count, str) or count not in COUNTS:
-        raise ValueError(f"count={short(count)}: needs one of {', '.join(COUNTS)}")
+    choice("count", count, COUNTS)
     if not isinstance(tail, Tail):
         raise ValueError(f"tail={short(tail)}: needs a Tail, as tail(durations, group_size) makes")
     flight = {"rollout": 1, "token": (1 + tail.scv) / 2, "token_of_start": 1 + tail.scv}[count]
@@ -144,6 +143,7 @@ def staleness_at_limit(outstanding: float, batch: int, steps_per_version: int = 
     Formula (1), exact. With a trainer that is the bottleneck, a limit C on started and untaken rollouts is reached
     by the time that a version appears: C. A queue of K whose full state blocks N slots: N + K. A rule that counts
     the batch in training as well (AReaL's, with limit (max_lag + 1) * batch) leaves C - batch: max_lag versions.
+    Raises ValueError for a number that is negative or not finite, and a count that is not whole.
     """
     return number("outstanding", outstanding) / (whole("batch", batch) * whole("steps_per_version", steps_per_version))
 
@@ -152,6 +152,7 @@ def loop_period_s(in_flight: float, batch: int, rollout_s: float, train_s: float
     """Seconds from batch to batch: the slower of generation, batch * rollout_s / in_flight, and of `train_s`.
 
     `rollout_s` is the mean duration at this load. Generation's side is Little's law: rate = in_flight / rollout_s.
+    Raises ValueError for a number that is negative or not finite, and for no rollout in flight.
     """
     rollout_slots_s = whole("batch", batch) * number("rollout_s", rollout_s, above=True)
     return max(rollout_slots_s / number("in_flight", in_flight, above=True), number("train_s", train_s))

@@ -38,7 +38,7 @@ def mean_group_s(durations_s: ArrayLike, group_size: int) -> float:
     (k / m)^G - ((k - 1) / m)^G. Raises ValueError as `group_s`.
     """
     times_s = np.sort(numbers("durations_s", durations_s))
-    return float(times_s @ _slowest_chances(len(times_s), whole("group_size", group_size)))
+    return float(times_s @ slowest_chances(len(times_s), whole("group_size", group_size)))
 
 
 def scv(durations_s: ArrayLike) -> float:
@@ -52,10 +52,13 @@ def scv(durations_s: ArrayLike) -> float:
 
 
 def informative_groups_per_s(groups_per_s: float, degenerate_share: float) -> float:
-    """Groups a second with a learning signal: groups/s * (1 - share with equal rewards), course step 12.2.5."""
+    """Groups a second with a learning signal: groups/s * (1 - share with equal rewards), course step 12.2.5.
+
+    Raises ValueError for a rate that is negative or not finite, and a share outside [0, 1].
+    """
     return number("groups_per_s", groups_per_s) * (1 - number("degenerate_share", degenerate_share, 0, 1))
 
 
-def _slowest_chances(num: int, group_size: int) -> np.ndarray:
-    """Chance of each of `num` sorted values to be the largest of `group_size` draws with replacement."""
+def slowest_chances(num: int, group_size: int) -> np.ndarray:
+    """Chance of each of `num` sorted values to be the largest of `group_size` draws with replacement, shape (num,)."""
     return np.diff(np.linspace(0, 1, num + 1) ** group_size)

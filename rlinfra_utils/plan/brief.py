@@ -46,7 +46,10 @@ class Lengths(Checked):
 
     @classmethod
     def fitted(cls, lengths_tokens: Sequence[int]) -> Self:
-        """The law of measured lengths; zeros, which have no logarithm, are refused."""
+        """The law of measured lengths, in tokens: median and sigma of their logs.
+
+        Raises ValueError for a row that is empty or holds what is no number, and for a length below 1.
+        """
         logs = np.log(np.maximum(numbers("lengths_tokens", lengths_tokens, some_above_zero=True), 0.5))
         if (logs < 0).any():
             raise ValueError("lengths_tokens: holds a length below 1; leave out what has no token")

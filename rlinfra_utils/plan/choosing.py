@@ -131,7 +131,10 @@ def front(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def pick(on_front: pd.DataFrame, target: Target) -> tuple[pd.Series, bool]:
-    """The row that the target's rule chooses, and whether it meets the target; if none does, the nearest to it."""
+    """The row that the target's rule chooses, and whether it meets the target; if none does, the nearest to it.
+
+    `on_front` is what `front` gave. Raises ValueError where it has no row.
+    """
     if on_front.empty:
         raise ValueError(
             "no rule runs to its end without losing long answers; give more slots, or a longer max_new_tokens"

@@ -15,6 +15,7 @@ import pandas as pd
 
 from rlinfra_utils import tracing
 from rlinfra_utils.checkpoint import overhead, young_interval
+from rlinfra_utils.doors import instance
 from rlinfra_utils.memory import GIB, Fit, fit
 from rlinfra_utils.pipeline import Split, best_split
 from rlinfra_utils.plan.brief import Brief
@@ -35,8 +36,7 @@ ZERO_LAG_FACTOR = 3
 
 def draw_up(brief: Brief, workers: int = 1) -> RunPlan:
     """The plan that follows from a brief; `workers` processes simulate. Raises ValueError where none can be made."""
-    if not isinstance(brief, Brief):
-        raise ValueError(f"brief={brief!r:.60}: needs a plan.Brief")
+    instance("brief", brief, Brief, "as plan.Brief(...) makes one")
     table = sweep_rules(brief, splits(brief), workers)
     on_front = front(table)
     row, met = pick(on_front, brief.target)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rlinfra_utils.checkpoint import young_interval
+from rlinfra_utils.doors import instance
 from rlinfra_utils.memory import GIB
 from rlinfra_utils.plan.brief import FACTS
 from rlinfra_utils.plan.choosing import LEAST_LENGTH_RATIO
@@ -76,8 +77,7 @@ class Rubric:
 
 def grade(run_plan: RunPlan) -> Rubric:
     """The rubric of a plan. Raises ValueError for what is none."""
-    if not isinstance(run_plan, RunPlan):
-        raise ValueError(f"run_plan={run_plan!r:.60}: needs a RunPlan")
+    instance("run_plan", run_plan, RunPlan, "as plan.draw_up gives")
     return Rubric((*(point(run_plan) for point in _POINTS), *_preflight(run_plan)))
 
 

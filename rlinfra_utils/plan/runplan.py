@@ -86,7 +86,7 @@ class Queue(Checked):
         return self
 
     def make_controller(self) -> Controller:
-        """The rule as the simulator and the cluster take it."""
+        """The rule as the simulator and the cluster take it. Raises ValueError for options that it does not take."""
         try:
             return CONTROLLERS[self.controller](**self.options)
         except TypeError as error:
@@ -190,7 +190,7 @@ class RunPlan(Checked):
         return self
 
     def with_evidence(self, step: str, found: str, ok: bool) -> Self:
-        """The plan with what was found in a step of `PREFLIGHT`, dated today (UTC)."""
+        """The plan with what was found in a step of `PREFLIGHT`, of today (UTC); raises ValueError for another step."""
         choice("step", step, PREFLIGHT)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         evidence = {**self.evidence, step: Evidence(date=today, found=found, ok=ok)}

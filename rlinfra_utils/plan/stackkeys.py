@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlinfra_utils.doors import choice
+from rlinfra_utils.doors import choice, instance
 from rlinfra_utils.plan.runplan import RunPlan
 from rlinfra_utils.stacks import AXES, STACKS
 from rlinfra_utils.stacks.data import load
@@ -73,8 +73,7 @@ class Keys:
 
 def keys(run_plan: RunPlan, stack: str | None = None) -> Keys:
     """The plan's items as keys of one stack, or of all seven. Raises ValueError for another name."""
-    if not isinstance(run_plan, RunPlan):
-        raise ValueError(f"run_plan={run_plan!r:.60}: needs a RunPlan")
+    instance("run_plan", run_plan, RunPlan, "as plan.draw_up gives")
     wanted = STACKS if stack is None else (choice("stack", stack, STACKS),)
     modes = {"", "synchronous" if run_plan.queue.controller == "synchronous" else "asynchronous"}
     if run_plan.contract.correction != "none":

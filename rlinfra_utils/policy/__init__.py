@@ -4,10 +4,11 @@ from rlinfra_utils.doors import installed
 
 installed("torch", "transformers", extra="torch")
 
+from rlinfra_utils.policy.batch import Batch, batch_logprobs, check_trainable, collate
 from rlinfra_utils.policy.delay import Clock, DelayQueue, Group, StageCosts
 from rlinfra_utils.policy.drift import Drift, drift
 from rlinfra_utils.policy.grpo import GroupAdvantages, group_advantages, grpo_loss, kl_to_base, token_ratio
-from rlinfra_utils.policy.loop import DECODING, SequentialLoop, StepResult, answer_text, evaluate, reward_completions
+from rlinfra_utils.policy.loop import DECODING, SequentialLoop, StepResult, evaluate
 from rlinfra_utils.policy.measures import Measure, measures
 from rlinfra_utils.policy.model import (
     MAX_TOKENS,
@@ -20,8 +21,16 @@ from rlinfra_utils.policy.model import (
     tiny_llama,
     tokenizer_version,
 )
-from rlinfra_utils.policy.records import answer_prompt, reward_records, versions_of
+from rlinfra_utils.policy.records import (
+    answer_prompt,
+    answer_text,
+    record_of,
+    reward_completions,
+    reward_records,
+    versions_of,
+)
 from rlinfra_utils.policy.staleness import BUDGETS, LagRun, run_with_lag
+from rlinfra_utils.policy.supervised import labelled_sums, supervise
 from rlinfra_utils.policy.task import (
     MAX_ANSWER_CHARS,
     REWARD_WEIGHTS,
@@ -31,11 +40,4 @@ from rlinfra_utils.policy.task import (
     total_reward,
     verify,
 )
-from rlinfra_utils.policy.trainer import (
-    Batch,
-    Trainer,
-    UpdateStats,
-    batch_logprobs,
-    check_trainable,
-    collate,
-)
+from rlinfra_utils.policy.trainer import Trainer, UpdateStats

@@ -15,7 +15,7 @@ import numpy as np
 from rlinfra_utils import offpolicy
 from rlinfra_utils.doors import amount
 from rlinfra_utils.policy.grpo import group_advantages
-from rlinfra_utils.policy.loop import reward_completions
+from rlinfra_utils.policy.records import record_of, reward_completions
 from rlinfra_utils.policy.task import prompts, total_reward
 from rlinfra_utils.rollouts import Decoding, Rollout
 from rlinfra_utils.timers import Trace
@@ -27,7 +27,10 @@ STEP_STAGES = ("forward_backward", "optimizer_step")
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Seconds of a batch on the engine's side, of an update, and of each optimizer step in that update."""
+    """Seconds of a batch on the engine's side, of an update, and of each optimizer step in that update.
+
+    Raises ValueError for one that is no finite number from 0.
+    """
 
     generate_s: float
     update_s: float
@@ -95,6 +98,8 @@ class DelayQueue:
     weights of that moment. Invariant: with one depth, nothing discarded and groups in order, the batch taken at
     version v was sampled at max(0, v - depth). Trap: a discarded group's place is filled by fresher work, so a
     limit on the lag lowers the lag of what follows, and the discarded rollouts are paid for as well.
+
+    With `long_late` a group's delay goes by its longest answer. Raises ValueError for a size that makes no sense.
     """
 
     def __init__(
@@ -149,19 +154,10 @@ class DelayQueue:
         version, ready_s = self.engine.version, self.clock.generate()
         groups = []
         for number, (part, delay) in enumerate(zip(parts, delays.tolist(), strict=True)):
-            records = [self._record(completion, f"b{index:04d}-p{number:03d}") for completion in completions[part]]
+            names = dict.fromkeys(("group_id", "sample_id"), f"b{index:04d}-p{number:03d}")
+            records = [
+                record_of(completion, completion.prompt_tokens, decoding=self.decoding, **names)
+                for completion in completions[part]
+            ]
             groups.append(Group(version, index + delay, ready_s, records, rewards[part], advantages[part]))
         return groups
-
-    def _record(self, completion: Any, group_id: str) -> Rollout:
-        """What the trainer asks of an answer, and the version that its lag is counted from."""
-        return Rollout(
-            group_id=group_id,
-            sample_id=group_id,
-            prompt_tokens=completion.prompt_tokens,
-            response_tokens=completion.tokens,
-            policy_mask=[0] * len(completion.prompt_tokens) + [1] * len(completion.tokens),
-            behavior_logprobs=completion.behavior_logprobs,
-            policy_version=completion.policy_version,
-            decoding=self.decoding,
-        )

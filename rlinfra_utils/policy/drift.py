@@ -17,15 +17,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from rlinfra_utils import offpolicy
 from rlinfra_utils.doors import divides, whole
 from rlinfra_utils.offpolicy import WeightStats
+from rlinfra_utils.policy.batch import Batch
 from rlinfra_utils.policy.loop import SequentialLoop
+from rlinfra_utils.policy.records import record_of
 from rlinfra_utils.policy.task import prompts
-from rlinfra_utils.policy.trainer import Batch, batch_logprobs, collate
-from rlinfra_utils.rollouts import Rollout
 
 LAGS = (0, 1, 2, 4, 8, 16, 32)
 TURNS = (1, 2, 4, 8, 16, 32)
@@ -73,8 +72,7 @@ def drift(
     for lag in lags:
         while loop.trainer.version < start + lag:
             loop.step()
-        with torch.no_grad():
-            logprobs = batch_logprobs(loop.trainer.model, batch).cpu().numpy()
+        logprobs = loop.trainer.logprobs(batch).cpu().numpy()
         ratios[lag] = offpolicy.log_ratio(logprobs, behavior, mask)
         rows.append({"lag": lag} | _row(offpolicy.summarize(logprobs, behavior, mask)))
     return Drift(ratios, mask, pd.DataFrame(rows), _by_turns(ratios, mask, turns), _by_answer_length(ratios, mask))
@@ -86,18 +84,10 @@ def _sample(loop: SequentialLoop, num_answers: int, seed: int) -> Batch:
     prompt_ids = [loop.tokenizer(prompt.text).input_ids for prompt in prompts(num_answers, seed, loop.digits)]
     completions = loop.engine.generate(prompt_ids, decoding, n=1, seed=seed).completions
     records = [
-        Rollout(
-            sample_id=f"fixed-{index}",
-            prompt_tokens=completion.prompt_tokens,
-            response_tokens=completion.tokens,
-            policy_mask=[0] * len(completion.prompt_tokens) + [1] * len(completion.tokens),
-            behavior_logprobs=completion.behavior_logprobs,
-            decoding=decoding,
-        )
+        record_of(completion, completion.prompt_tokens, sample_id=f"fixed-{index}", decoding=decoding)
         for index, completion in enumerate(completions)
     ]
-    model = loop.trainer.model
-    return collate(records, model.get_input_embeddings().num_embeddings, model.device)
+    return loop.trainer.collate(records)
 
 
 def _row(summary: offpolicy.Summary) -> dict[str, float]:

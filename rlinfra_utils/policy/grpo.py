@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinfra_utils.doors import floats, whole
+
 #: Rewards of a group that differ by no more than this are equal: float noise must not become a signal.
 REWARD_TOLERANCE = 1e-6
 
@@ -36,10 +38,9 @@ def group_advantages(rewards: Sequence[float], group_size: int, divide_by_std: b
     group, in which all rewards are equal, gets 0. Raises ValueError if a reward is not finite or the
     number of rewards is not a multiple of `group_size` >= 2.
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    if group_size < 2:
-        raise ValueError(f"group_size={group_size}: a group of fewer than 2 has nothing to compare")
-    if rewards.ndim != 1 or rewards.size == 0 or rewards.size % group_size:
+    rewards = floats("rewards", rewards, kinds="fiub")
+    group_size = whole("group_size", group_size, 2)  # fewer have nothing to compare
+    if rewards.ndim != 1 or rewards.size % group_size:
         raise ValueError(f"rewards has shape {rewards.shape}: expected a positive multiple of group_size={group_size}")
     if not np.isfinite(rewards).all():
         index = int(np.argmin(np.isfinite(rewards)))

@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from rlinfra_utils import rollouts
+from rlinfra_utils.doors import amount, whole
 from rlinfra_utils.policy.grpo import group_advantages
 from rlinfra_utils.policy.model import chat_template_version, tokenizer_version
-from rlinfra_utils.policy.task import VERIFIER_VERSION, Prompt, prompts, total_reward, verify
+from rlinfra_utils.policy.records import record_of, reward_completions
+from rlinfra_utils.policy.task import VERIFIER_VERSION, Prompt, prompts, total_reward
 from rlinfra_utils.policy.trainer import Trainer, UpdateStats
-from rlinfra_utils.rollouts import STOP_REASONS, Decoding, Rollout
+from rlinfra_utils.rollouts import Decoding, Rollout
 from rlinfra_utils.timers import Trace
 
 #: The default task's longest right answer has three digits and the end; a fifth token leaves room to go wrong.
@@ -46,30 +48,6 @@ class StepResult:
     update: UpdateStats
 
 
-def answer_text(tokens: list[int], tokenizer: Any) -> str:
-    """The answer as the verifier reads it: every sampled token but one end-of-sequence token at the end.
-
-    Special tokens inside stay visible: dropping them would turn "4<pad>2" into a right answer.
-    """
-    ended = bool(tokens) and tokens[-1] == tokenizer.eos_token_id
-    return tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False)
-
-
-def reward_completions(batch: Sequence[Prompt], completions: Sequence[Any], tokenizer: Any) -> list[dict[str, float]]:
-    """The verifier's rewards of an engine's completions, in their order; `batch` holds the prompts they answer.
-
-    Whatever did not come to its end counts as truncated, a request that the engine gave up too.
-    """
-    return [
-        verify(
-            answer_text(completion.tokens, tokenizer),
-            batch[completion.prompt_index].answer,
-            truncated=STOP_REASONS.get(completion.stop_reason) is not False,
-        )
-        for completion in completions
-    ]
-
-
 def _mean_rewards(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
     """Mean of each part of the reward."""
     return {part: float(np.mean([reward[part] for reward in rewards])) for part in rewards[0]}
@@ -78,7 +56,10 @@ def _mean_rewards(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
 def evaluate(
     engine: Any, tokenizer: Any, num_prompts: int, seed: int, decoding: Decoding = DECODING, digits: int = 2
 ) -> dict[str, float]:
-    """Mean of each reward part over one answer to each of `num_prompts` seeded prompts."""
+    """Mean of each reward part over one answer to each of `num_prompts` seeded prompts.
+
+    Raises ValueError for a number of prompts or digits that `prompts` refuses, and as `engine.generate` does.
+    """
     batch = prompts(num_prompts, seed, digits)
     prompt_ids = [tokenizer(prompt.text).input_ids for prompt in batch]
     rewards = reward_completions(batch, engine.generate(prompt_ids, decoding, n=1, seed=seed).completions, tokenizer)
@@ -96,7 +77,8 @@ class SequentialLoop:
     the trainer's weights in memory. `folder` keeps the trained records, one Parquet file a batch in "trained/",
     and by verdict the records of a batch that the contract refused. `verifier_s` is slept for every batch, as if
     answers were run in a sandbox. What else changes the load: `decoding.max_new_tokens` with `ignore_eos` or
-    more `digits` for long answers, `num_epochs` and `minibatches` for a heavy trainer.
+    more `digits` for long answers, `num_epochs` and `minibatches` for a heavy trainer. Raises ValueError for a size
+    out of range, and for an engine and a trainer of different versions.
     """
 
     def __init__(
@@ -119,10 +101,8 @@ class SequentialLoop:
     ) -> None:
         if engine.version != trainer.version:
             raise ValueError(f"engine.version={engine.version}, trainer.version={trainer.version}: publish first")
-        if not 0 <= verifier_s < float("inf"):
-            raise ValueError(f"verifier_s={verifier_s}: give a delay of 0 s or more")
-        if seed < 0:
-            raise ValueError(f"seed={seed}: give 0 or more")
+        amount("verifier_s", verifier_s)
+        whole("seed", seed, 0)
         prompts(prompts_per_step, seed, digits)  # each raises for a size that
         group_advantages([0.0] * group_size, group_size)  # makes no sense
         self.engine, self.trainer, self.tokenizer, self.trace = engine, trainer, tokenizer, trace
@@ -205,24 +185,10 @@ class SequentialLoop:
         for index, (completion, reward) in enumerate(zip(completions, rewards, strict=True)):
             prompt, prompt_tokens = sent[completion.prompt_index]
             group_id = f"{step_id}-p{completion.prompt_index:03d}"
-            record = Rollout(
-                **self.provenance,
-                **times,
-                prompt_id=prompt.prompt_id,
-                group_id=group_id,
-                sample_id=f"{group_id}-g{index % self.group_size:02d}",
-                prompt_tokens=prompt_tokens,
-                engine_prompt_tokens=completion.prompt_tokens,
-                response_tokens=completion.tokens,
-                policy_mask=[0] * len(prompt_tokens) + [1] * len(completion.tokens),
-                behavior_logprobs=completion.behavior_logprobs,
-                response_length=len(completion.tokens),
-                policy_version=completion.policy_version,
-                reward=reward,
-                stop_reason=completion.stop_reason,
-                truncated=STOP_REASONS.get(completion.stop_reason),
-            )
-            records.append(record)
+            names = {"prompt_id": prompt.prompt_id, "group_id": group_id}
+            sample_id = f"{group_id}-g{index % self.group_size:02d}"
+            known = {**self.provenance, **times, **names, "sample_id": sample_id, "reward": reward}
+            records.append(record_of(completion, prompt_tokens, **known))
         return records
 
     def _admit(self, records: list[Rollout]) -> None:

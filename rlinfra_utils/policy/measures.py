@@ -59,7 +59,10 @@ class Measure:
         return depth
 
     def weights(self, log_ratio: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
-        """The weight of each token, shape (..., tokens), 0 off the mask; None where the measure sets none."""
+        """The weight of each token, shape (..., tokens), 0 off the mask; None where the measure sets none.
+
+        Raises ValueError for an unknown mode, and as `offpolicy.correct` does.
+        """
         if self.correction is None:
             return None
         mode, low, high = self.correction

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from rlinfra_utils import offpolicy
 from rlinfra_utils.doors import choice, number, whole
 from rlinfra_utils.policy.delay import Clock, DelayQueue, Group, StageCosts
 from rlinfra_utils.policy.loop import DECODING, evaluate
 from rlinfra_utils.policy.measures import Measure
-from rlinfra_utils.policy.trainer import Trainer, batch_logprobs, collate
+from rlinfra_utils.policy.trainer import Trainer
 from rlinfra_utils.rollouts import Decoding
 
 EVAL_SEED = 2_000_000
@@ -149,9 +148,8 @@ def _update(
 def _look(trainer: Trainer, groups: Sequence[Group], measure: Measure) -> tuple[dict[str, float], np.ndarray | None]:
     """How far a batch is from the trainer before the update, and the weights that the measure gives its tokens."""
     records = _flat(groups, "records")
-    batch = collate(records, trainer.model.get_input_embeddings().num_embeddings, trainer.model.device)
-    with torch.no_grad():
-        logprobs = batch_logprobs(trainer.model, batch).cpu().numpy()
+    batch = trainer.collate(records)
+    logprobs = trainer.logprobs(batch).cpu().numpy()
     behavior, mask = batch.behavior.cpu().numpy(), batch.mask.cpu().numpy()
     apart = offpolicy.summarize(logprobs, behavior, mask, (trainer.clip_low, trainer.clip_high))
     lags = offpolicy.lag(trainer.version, [record.policy_version for record in records])

@@ -11,6 +11,8 @@ import random
 import re
 from dataclasses import dataclass
 
+from rlinfra_utils.doors import whole
+
 #: Name of the rules in `verify`; a change of what they accept takes another name.
 VERIFIER_VERSION = "arith-v4"
 #: Total reward = sum of weight x part, between 0 and 1.
@@ -36,14 +38,11 @@ def prompts(num: int, seed: int, digits: int = 2) -> list[Prompt]:
     """Draw `num` additions of two `digits`-digit numbers, with replacement.
 
     The same arguments give the same prompts on every machine. More digits make longer prompts and
-    answers: an answer has `digits` or `digits + 1` characters. Raises ValueError for num < 1 or digits
-    outside 1 .. `MAX_ANSWER_CHARS` - 1.
+    answers: an answer has `digits` or `digits + 1` characters. Raises ValueError for num < 1, seed < 0 or
+    digits outside 1 .. `MAX_ANSWER_CHARS` - 1.
     """
-    if num < 1:
-        raise ValueError(f"num={num}: ask for at least 1 prompt")
-    if not 1 <= digits < MAX_ANSWER_CHARS:
-        raise ValueError(f"digits={digits}: operands have 1 to {MAX_ANSWER_CHARS - 1} digits")
-    draw = random.Random(seed)
+    num, digits = whole("num", num), whole("digits", digits, 1, MAX_ANSWER_CHARS - 1)
+    draw = random.Random(whole("seed", seed, 0))
     low, high = (0 if digits == 1 else 10 ** (digits - 1)), 10**digits - 1
     pairs = [(draw.randint(low, high), draw.randint(low, high)) for _ in range(num)]
     return [Prompt(prompt_id=f"add-{a}+{b}", text=f"{a}+{b}=", answer=a + b) for a, b in pairs]

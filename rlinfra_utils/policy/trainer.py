@@ -1,8 +1,8 @@
 """The trainer: rollout records in, one published version of the weights out.
 
-Models: records laid out as rectangles, log-probs recomputed by the trainer's own forward pass, epochs of
-minibatches of clipped policy gradient, AdamW, a version that counts updates. Leaves out: mixed precision,
-gradient accumulation, learning-rate schedules; how a model is sharded (`sharded`).
+Models: log-probs recomputed by the trainer's own forward pass, epochs of minibatches of clipped policy gradient,
+AdamW, a version that counts updates. Leaves out: mixed precision, gradient accumulation, learning-rate schedules; how
+records are laid out (`batch.py`) and a model is sharded (`sharded`).
 Use: `stats = Trainer(model).update(rollouts, advantages)`.
 """
 
@@ -19,32 +19,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlinfra_utils.doors import number, whole
 from rlinfra_utils.offpolicy import normalized_ess_from_log
+from rlinfra_utils.policy.batch import Batch, batch_logprobs, collate
 from rlinfra_utils.policy.grpo import grpo_loss, kl_to_base, token_ratio
 from rlinfra_utils.policy.ranks import ONE_RANK, OneRank, has_rows, my_rows, put_together
 from rlinfra_utils.rollouts import Rollout
 from rlinfra_utils.timers import Trace
-
-#: How far above 0 the rounding of an engine may put a log-prob, in nats.
-LOGPROB_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rollouts as rectangles, padded on the right (the mask is 0 there, so the padding's value is free).
-
-    `ids` (rollouts, tokens) holds prompt + response. The other two describe the predicted tokens, all but
-    the first: boolean `mask` and `behavior` log-probs, (rollouts, tokens - 1). `temperature` (rollouts, 1, 1).
-    """
-
-    ids: Tensor
-    mask: Tensor
-    behavior: Tensor
-    temperature: Tensor
-
-    def rows(self, rows: slice) -> Batch:
-        """The same for some of the rollouts."""
-        return Batch(self.ids[rows], self.mask[rows], self.behavior[rows], self.temperature[rows])
 
 
 @dataclass(frozen=True)
@@ -69,73 +50,6 @@ class UpdateStats:
     kl: float
 
 
-def check_trainable(record: Rollout, vocab_size: int) -> None:
-    """Raise ValueError unless the trainer can compute the ratio of each policy token exactly.
-
-    Asks for less than `rollouts.validate` (provenance is not its business) and for one thing more: tokens
-    drawn from the softmax at a temperature above 0 and nothing else. A top-p, top-k or min-p filter would
-    need the kept set of each token, which the record does not carry.
-    """
-    name = f"record {record.sample_id}"
-    for field in ("prompt_tokens", "response_tokens", "policy_mask", "behavior_logprobs", "decoding"):
-        if getattr(record, field) is None:
-            raise ValueError(f"{name}: {field} is missing; the trainer cannot do without it")
-    _check_tokens(record, name, vocab_size)
-    decoding = record.decoding
-    if not (decoding.temperature or 0) > 0 or decoding.model_copy(update={"temperature": 1.0}).filters:
-        raise ValueError(f"{name}: {decoding!r}; the trainer needs temperature > 0 and no filter")
-    if decoding.temperature != 1.0 and decoding.logprobs_mode != "processed":
-        raise ValueError(f"{name}: logprobs_mode={decoding.logprobs_mode!r}; off temperature 1 send 'processed' ones")
-
-
-def _check_tokens(record: Rollout, name: str, vocab_size: int) -> None:
-    num_prompt, num_response = len(record.prompt_tokens), len(record.response_tokens)
-    for field, expected in (("policy_mask", num_prompt + num_response), ("behavior_logprobs", num_response)):
-        if len(getattr(record, field)) != expected:
-            raise ValueError(f"{name}: {field} has length {len(getattr(record, field))}, expected {expected}")
-    for index, token in enumerate(record.prompt_tokens + record.response_tokens):
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"{name}: token {index} is {token}; the model's ids are 0 to {vocab_size - 1}")
-    if num_prompt == 0 or any(record.policy_mask[:num_prompt]):
-        raise ValueError(f"{name}: prompt_tokens has length {num_prompt}, or policy_mask claims some; give context")
-    for index, (bit, value) in enumerate(zip(record.policy_mask[num_prompt:], record.behavior_logprobs)):
-        if bit not in (0, 1):
-            raise ValueError(f"{name}: policy_mask[{num_prompt + index}]={bit}; a mask holds 0 and 1")
-        if bit and not (value is not None and -math.inf < value <= LOGPROB_TOLERANCE):
-            raise ValueError(f"{name}: behavior_logprobs[{index}]={value}; a policy token's is finite and at most 0")
-
-
-def collate(rollouts: Sequence[Rollout], vocab_size: int, device: torch.device | str = "cpu") -> Batch:
-    """Lay records out as a `Batch`; raises ValueError for no record or one that is not trainable."""
-    if not rollouts:
-        raise ValueError("rollouts is empty: an update needs at least one record")
-    for record in rollouts:
-        check_trainable(record, vocab_size)
-    width = max(len(record.policy_mask) for record in rollouts)
-    ids = np.zeros((len(rollouts), width), dtype=np.int64)
-    mask = np.zeros((len(rollouts), width), dtype=bool)
-    behavior = np.zeros((len(rollouts), width), dtype=np.float32)
-    for row, record in enumerate(rollouts):
-        num_prompt, num_tokens = len(record.prompt_tokens), len(record.policy_mask)
-        ids[row, :num_tokens] = record.prompt_tokens + record.response_tokens
-        mask[row, :num_tokens] = record.policy_mask
-        behavior[row, num_prompt:num_tokens] = [0.0 if v is None else v for v in record.behavior_logprobs]
-    if not mask.any():
-        raise ValueError("policy_mask is 0 everywhere in the batch: no token to train on")
-    temperature = torch.tensor([record.decoding.temperature for record in rollouts], dtype=torch.float32)
-    tensors = torch.from_numpy(ids), torch.from_numpy(mask[:, 1:]), torch.from_numpy(behavior[:, 1:])
-    return Batch(*(t.to(device) for t in tensors), temperature.reshape(-1, 1, 1).to(device))
-
-
-def batch_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Log-prob in nats of each token given those before it, shape (rollouts, tokens - 1).
-
-    Of the distribution at the record's temperature, which is the one that the tokens were drawn from.
-    """
-    logits = model(batch.ids, use_cache=False).logits[:, :-1].float() / batch.temperature
-    return logits.log_softmax(-1).gather(-1, batch.ids[:, 1:, None]).squeeze(-1)
-
-
 class Trainer:
     """A model, its optimizer and the version of its weights.
 
@@ -146,6 +60,9 @@ class Trainer:
     `ranks` (`sharded.Ranks`) goes with a sharded model. Each rank is given the whole batch, so that all raise the
     same error or none, and trains on its rows of each minibatch. Losses are divided by the tokens of all ranks: the
     result is one process's, up to the order of summation.
+
+    `lr` is AdamW's; `clip_low` and `clip_high` bound the ratio to [1 - low, 1 + high]; `max_grad_norm` may be inf.
+    `kl_coef` weighs the KL to `base_model`: above 0 with one, 0 without. Raises ValueError by field.
     """
 
     def __init__(
@@ -161,10 +78,8 @@ class Trainer:
         ranks: OneRank = ONE_RANK,
     ) -> None:
         for name, value in (("lr", lr), ("clip_low", clip_low), ("clip_high", clip_high)):
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value}: must be positive and finite")
-        if not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={max_grad_norm}: must be positive; use inf for no limit")
+            number(name, value, above=True)
+        number("max_grad_norm", max_grad_norm, high=math.inf, above=True)
         if not 0 <= kl_coef < float("inf") or (kl_coef > 0) != (base_model is not None):
             raise ValueError(f"kl_coef={kl_coef}: a positive one goes with a base_model, 0 without")
         if base_model is model:
@@ -194,16 +109,15 @@ class Trainer:
         """
         trace = Trace() if trace is None else trace
         _check_update(len(rollouts), advantages, num_epochs, minibatches)
-        device = next(self.model.parameters()).device
         with trace.span("logprob_recompute") as span, torch.no_grad():
-            batch = collate(rollouts, self.model.get_input_embeddings().num_embeddings, device)
-            logprobs = self._all_logprobs(self.model, batch)
+            batch = self.collate(rollouts)
+            logprobs = self.logprobs(batch)
             delta = torch.where(batch.mask, logprobs - batch.behavior, 0.0)
             gap = delta[batch.mask].abs().mean().item()
             ess = normalized_ess_from_log(delta.sum(-1)[batch.mask.any(-1)].cpu().numpy())
             base = None if self.base_model is None else self._all_logprobs(self.base_model, batch)
             span.set(tokens=sum(len(record.policy_mask) for record in rollouts))
-        advantage = torch.tensor(np.asarray(advantages), dtype=torch.float32, device=device)[:, None]
+        advantage = torch.tensor(np.asarray(advantages), dtype=torch.float32, device=batch.ids.device)[:, None]
         if weights is not None:
             batch, advantage = replace(batch, behavior=logprobs), advantage * _checked_weights(weights, batch.mask)
         parts = [slice(i, None, minibatches) for i in range(minibatches)] * num_epochs
@@ -222,8 +136,17 @@ class Trainer:
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
         return UpdateStats(self.version, self.optimizer_step, int(batch.mask.sum()), gap, ess, **means)
 
+    def collate(self, rollouts: Sequence[Rollout]) -> Batch:
+        """`collate` for this model's vocabulary, on its device; raises ValueError as that does."""
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        return collate(rollouts, vocab_size, next(self.model.parameters()).device)
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        """`batch_logprobs` by the weights as they are: of all rollouts on each rank, which computes its own rows."""
+        return self._all_logprobs(self.model, batch)
+
     def _all_logprobs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """`batch_logprobs`, each rank computing its rows."""
         mine = batch_logprobs(model, batch.rows(my_rows(self.ranks, len(batch.ids))))
         return put_together(self.ranks, mine, len(batch.ids))
 
@@ -269,10 +192,8 @@ def _check_update(num_rollouts: int, advantages: Sequence[float], num_epochs: in
     for index, advantage in enumerate(advantages):
         if not np.isfinite(advantage):
             raise ValueError(f"advantages[{index}]={advantage}: an advantage must be finite")
-    if num_epochs < 1:
-        raise ValueError(f"num_epochs={num_epochs}: train on the batch at least once")
-    if not 1 <= minibatches <= max(1, num_rollouts):
-        raise ValueError(f"minibatches={minibatches}: with {num_rollouts} rollouts give 1 to as many")
+    whole("num_epochs", num_epochs)
+    whole("minibatches", minibatches, 1, max(1, num_rollouts))
 
 
 def _checked_weights(weights: np.ndarray, mask: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class MemoryLoop:
 
     Life: fresh, or resumed from components; then updates. Invariant: between updates `queue` holds the rewarded
     rollouts of the steps that were ordered and not trained. Trap: it follows torch's thread count; compare branches
-    that ran with the same one.
+    that ran with the same one. Raises ValueError for components of a run on another dataset.
     """
 
     def __init__(self, config: RunConfig, components: dict[str, Any] | None = None) -> None:
@@ -82,15 +82,21 @@ class MemoryLoop:
 
 @dataclass(frozen=True)
 class Branches:
-    """`series`: a row an update and branch ("continuous", "full resume", "weights only"), columns IDENTITY and the
-    statistics. `explanation`: what the state of the weights-only branch lacked at the restart."""
+    """What became of each branch.
+
+    `series`: a row an update and branch ("continuous", "full resume", "weights only"), columns IDENTITY and the
+    statistics. `explanation`: what the state of the weights-only branch lacked at the restart.
+    """
 
     cut: int
     series: pd.DataFrame
     explanation: Explanation
 
     def first_difference(self, branch: str) -> int | None:
-        """The first update whose row is not the continuous branch's; None where all are equal, to the last bit."""
+        """The first update whose row is not the continuous branch's; None where all are equal, to the last bit.
+
+        Raises ValueError for a branch that is none of the series.
+        """
         of = {name: rows.set_index("update").drop(columns="branch") for name, rows in self.series.groupby("branch")}
         if branch not in of:
             raise ValueError(f"branch={short(branch)}: needs one of {', '.join(of)}")
@@ -127,7 +133,8 @@ def without_each(
 
     `components` are a whole checkpoint's; `names` those to leave out, all but the policy if not given. Numbers are
     compared in the order of the columns of `Branches.series`. A component that moves nothing is there to be compared
-    with today's software (`checkpoint.audit`), not to be computed with.
+    with today's software (`checkpoint.audit`), not to be computed with. Raises ValueError for the policy, and for what
+    the checkpoint has not.
     """
     names = [name for name in checkpoint.COMPONENTS if name != "policy"] if names is None else list(names)
     reference = MemoryLoop(config, components).advance(num_updates)

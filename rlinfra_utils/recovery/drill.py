@@ -29,7 +29,7 @@ from rlinfra_utils.tracing import RunData, RunLog, read_run
 JUDGED = ("reward", "num_tokens", "gap", "grad_norm")
 #: Half width of a range in standard deviations of the batches before; a drill should not cry at a usual batch.
 WIDTH_STD = 5.0
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def drill(
 
     `victims` are killed by SIGKILL; the trainer must be among them, or nothing is restored. `allowed` gives the range
     (low, high) of a statistic of the control batch; else it is the mean of the batches before, plus and minus
-    WIDTH_STD of their standard deviations. Raises ValueError for names that are none of this run's.
+    WIDTH_STD of their standard deviations. Raises ValueError for names that are none of this run's, TimeoutError where
+    a step does not come, RecoveryError as `Supervisor` does.
     """
     config = RunConfig(num_updates=40, save_every=6) if config is None else config
     unknown = [name for name in victims if name not in worker_names(config)]
@@ -90,9 +91,9 @@ def drill(
         raise ValueError(f"victims={list(victims)}: needs the trainer, and names of {', '.join(worker_names(config))}")
     with Supervisor(folder, config, queue_policy) as run:
         path = _until(run, lambda: _saved(run.folder, config.save_every))
-        saved = checkpoint.audit(path)
-        before = read_run(folder)
-        killed = [f"{name} (process {run.pid(name)})" for name in victims if run.kill(name)]
+        with run.frozen():  # a fast trainer would retire the checkpoint, or finish, while we look
+            saved, stored, before = checkpoint.audit(path), checkpoint.load(path), read_run(folder)
+            killed = [f"{name} (process {run.pid(name)})" for name in victims if run.kill(name)]
         left = read_run(folder)
         run.tend()
         after = _until(run, lambda: _after_restore(run.folder, len(left.batches)))
@@ -100,25 +101,27 @@ def drill(
         Step("run and save", f"ran {len(before.batches)} updates", f"{path.name}: {saved.verdict}", saved.resumable),
         _fixed(folder, before, config),
         Step("kill", "SIGKILL to " + ", ".join(killed), f"{len(killed)} gone", len(killed) == len(victims)),
-        _restored(after, path),
+        _restored(after, stored, path.name),
         _queue(after, queue_policy),
     ]
     control = after.batches.iloc[len(left.batches)]
     steps.append(_control(after, control, config))
-    steps.append(_checked(after, control, path, config))
+    steps.append(_checked(after, control, stored["versions"], config))
     judged, kept = _compared(before, control, allowed)
     return Report((*steps, judged), kept)
 
 
 def _until(run: Supervisor, look: Callable[[], Any]) -> Any:
-    """What `look` returns once it is something; tends the run meanwhile. Raises TimeoutError after a minute."""
+    """What `look` returns once it is something; tends the run meanwhile. Raises TimeoutError where it never is."""
     end_s = time.monotonic() + _TIMEOUT_S
-    while (found := look()) is None:
-        run.tend()
-        if time.monotonic() > end_s or run.finished:
+    while True:
+        is_last = run.finished or time.monotonic() > end_s  # asked before the look: what came last is seen
+        if (found := look()) is not None:
+            return found
+        if is_last:
             raise TimeoutError(f"{run.folder}: the drill's next step did not come; give a run of more updates")
+        run.tend()
         time.sleep(0.02)
-    return found
 
 
 def _saved(folder: Path, step: int) -> Path | None:
@@ -142,9 +145,8 @@ def _fixed(folder: str | Path, before: RunData, config: RunConfig) -> Step:
     return Step("fix configuration and metrics", done, shown, reopened.config_hash == before.config_hash)
 
 
-def _restored(after: RunData, path: Path) -> Step:
+def _restored(after: RunData, stored: Mapping[str, Any], name: str) -> Step:
     """Trainer at the checkpoint's counters, engines at a version that it published, scheduler at its position."""
-    stored = checkpoint.load(path)
     event = after.events[after.events["kind"] == "restored"].iloc[-1]
     versions = {int(v) for v in after.events.loc[after.events["kind"] == "published", "version"]}
     syncs = after.events[(after.events["kind"] == "weight_sync") & (after.events["time_unix_s"] > event["time_unix_s"])]
@@ -155,7 +157,7 @@ def _restored(after: RunData, path: Path) -> Step:
         f"{sorted(loaded) or 'as before'}, scheduler at prompt {position['frontier']}, epoch {position['epoch']}"
     )
     ok = event["step"] >= counters["optimizer_step"] and loaded <= versions
-    return Step("restore trainer, engine, scheduler", f"restarted from {path.name} or later", found, bool(ok))
+    return Step("restore trainer, engine, scheduler", f"restarted from {name} or later", found, bool(ok))
 
 
 def _queue(after: RunData, queue_policy: str) -> Step:
@@ -176,20 +178,19 @@ def _control(after: RunData, control: Any, config: RunConfig) -> Step:
     return Step("control batch", f"trained {control['training_batch_id']}", found, bool(ok))
 
 
-def _checked(after: RunData, control: Any, path: Path, config: RunConfig) -> Step:
+def _checked(after: RunData, control: Any, versions: Mapping[str, str], config: RunConfig) -> Step:
     """Losses finite, version one on, prompts that still spell the same tokens, and the batch that was ordered."""
-    stored = checkpoint.load(path, require=["versions"])["versions"]
     records = after.rollouts[after.rollouts["training_batch_id"] == control["training_batch_id"]]
     tokenizer = policy.make_tokenizer()
     texts = [tokenizer.decode(ids[1:]) for ids in records["prompt_tokens"]]
     checks = {
         "losses finite": all(math.isfinite(value) for value in control["stats"].values()),
         "version one on": control["resulting_policy_version"] == control["trained_policy_version"] + 1,
-        "tokenizer as saved": set(records["tokenizer_version"]) == {stored["tokenizer"]},
+        "tokenizer as saved": set(records["tokenizer_version"]) == {versions["tokenizer"]},
         "prompts tokenised alike": all(
             tokenizer(text).input_ids == list(ids) for text, ids in zip(texts, records["prompt_tokens"])
         ),
-        "one verifier, as saved": set(records["verifier_version"]) == {stored["verifier"]},
+        "one verifier, as saved": set(records["verifier_version"]) == {versions["verifier"]},
         "whole groups": list(records["group_id"].value_counts()) == [config.group_size] * config.prompts_per_step,
         "no rollout of another batch": sorted(records["rollout_id"]) == sorted(control["rollout_ids"]),
     }

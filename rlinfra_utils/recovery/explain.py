@@ -103,4 +103,5 @@ def _equal(a: Any, b: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"mean |x| {np.abs(value).mean():.3g}"
-    return f"{value:.6g}" if isinstance(value, float) else value if value == ABSENT else short(value)
+    text = f"{value:.6g}" if isinstance(value, float) else value if value == ABSENT else short(value)
+    return text if len(text) <= 24 else f"{text[:12]}…{text[-6:]}"  # the state of a generator has 38 digits

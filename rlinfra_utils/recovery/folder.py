@@ -31,7 +31,9 @@ from rlinfra_utils import policy
 from rlinfra_utils.recovery.config import RecoveryError, RunConfig
 from rlinfra_utils.recovery.orders import Order, Task
 from rlinfra_utils.rollouts import Rollout, from_table, read, validate_table
-from rlinfra_utils.rollouts.storage import flush, flush_folder
+from rlinfra_utils.rollouts.storage import flush_folder
+from rlinfra_utils.sync.manifest import write_flushed
+from rlinfra_utils.sync.staging import aside_of
 
 WEIGHTS, SAMPLES, QUEUE, QUARANTINE = "weights", "samples", "queue", "quarantine"
 _VERSION = re.compile(r"v([0-9]{4,})")
@@ -64,12 +66,12 @@ class Handover:
         Raises RecoveryError where it is not.
         """
         path = self.weights(version)
-        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.aside")
+        aside = aside_of(path)
         try:
             aside.mkdir()
             tensors = {name: value.detach() for name, value in model.named_parameters()}
-            _write(aside / "model.safetensors", save(tensors))
-            _write(aside / "orders.json", json.dumps([order.to_json() for order in orders]).encode())
+            write_flushed(aside / "model.safetensors", save(tensors))
+            write_flushed(aside / "orders.json", json.dumps([order.to_json() for order in orders]).encode())
             digest = weights_sha256(aside)
             if not path.exists():
                 flush_folder(aside)
@@ -125,8 +127,11 @@ class Handover:
         return _numbers(self.folder / QUEUE, _BATCH)
 
     def accept(self, order: Order, current_version: int) -> list[Rollout]:
-        """The batch of an order, whole. Raises ValueError for one that is not what was ordered, wholly and soundly,
-        RolloutFileError for a file that cannot be read."""
+        """The batch of an order, whole.
+
+        Raises ValueError for one that is not what was ordered, wholly and soundly, RolloutFileError for a file that
+        cannot be read.
+        """
         table = read(self.batch(order.step))
         if table["sample_id"].to_pylist() != order.sample_ids(self.config.group_size):
             raise ValueError(f"sample_id: the batch of step {order.step} has not the {len(table)} rollouts ordered")
@@ -192,12 +197,6 @@ def _step(path: Path) -> int:
 
 
 def _remove_folder(path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.aside")
+    aside = aside_of(path)
     os.rename(path, aside)  # first, so that no reader meets half of it
     shutil.rmtree(aside)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        flush(file)

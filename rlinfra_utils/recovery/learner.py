@@ -75,7 +75,8 @@ class Learner:
     def train(self, records: Sequence[Rollout]) -> dict[str, float]:
         """One update on the batch of step `version`; returns its statistics.
 
-        Raises ValueError, with nothing changed, unless the records are those of the step's order.
+        Raises ValueError, with nothing changed, unless the records are those of the step's order; then as
+        `policy.Trainer.update`.
         """
         order, size = self.orders[self.version], self.config.group_size
         if [record.sample_id for record in records] != order.sample_ids(size):

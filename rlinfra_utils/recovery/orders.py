@@ -60,7 +60,7 @@ def sampling_seed(config: RunConfig, index: int, version: int) -> int:
 
 
 def sample(engine: Any, tokenizer: Any, config: RunConfig, order: Order, task: Task) -> list[Rollout]:
-    """The group's answers, without reward. `engine` must hold the version that the order names."""
+    """The group's answers, without reward. Raises ValueError for an engine of another version than the order names."""
     if engine.version != order.version:
         raise ValueError(f"engine.version={engine.version}: the order of step {order.step} asks for {order.version}")
     seed = sampling_seed(config, task.index, order.version)

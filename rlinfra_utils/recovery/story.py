@@ -26,8 +26,11 @@ _CLOCK = ("started_s", "finished_s")
 
 @dataclass(frozen=True)
 class Story:
-    """`batches`: those that stand, in order, each with its lines' fields and the SHA-256 of its rollouts.
-    `weights`: SHA-256 of every published version, by version."""
+    """What a run did, for comparison.
+
+    `batches`: those that stand, in order, each with its lines' fields and the SHA-256 of its rollouts.
+    `weights`: SHA-256 of every published version, by version.
+    """
 
     batches: tuple[dict[str, Any], ...]
     weights: dict[int, str]
@@ -65,8 +68,11 @@ def _batch(run: RunData, batch: Any) -> dict[str, Any]:
 
 
 def broken(folder: str | Path, config: RunConfig, reference: Story, finished: bool = False) -> list[str]:
-    """What is wrong in a run folder whose workers are dead or frozen: rollouts lost, trained twice, halves, other
-    numbers than the uninterrupted run's. `finished` asks for the whole story, else for its beginning."""
+    """What is wrong in a run folder whose workers are dead or frozen, a sentence each; empty where nothing is.
+
+    Looks for rollouts lost or trained twice, halves of files, other numbers than the uninterrupted run's. `finished`
+    asks for the whole story, else for its beginning. Raises RunFolderError for a folder that is no run.
+    """
     run = read_run(folder)
     story, problems = _story(run)
     # A line cut by a kill is no loss: what it said is said again after the restart, or was history.

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlinfra_utils.checkpoint import CheckpointError
+from rlinfra_utils.doors import choice
 from rlinfra_utils.recovery.config import RecoveryError, RunConfig
 from rlinfra_utils.recovery.workers import QUEUE_POLICIES, make_worker, worker_names
 from rlinfra_utils.rollouts import RolloutFileError
@@ -42,14 +43,14 @@ _SAID = (OSError, CheckpointError, RolloutFileError, RunFolderError, RecoveryErr
 class Supervisor:
     """The processes of one run, from entering the context to leaving it.
 
-    Raises RecoveryError where the folder has another supervisor, and from `tend` and `wait` where a worker stopped
-    with an error, such as a full disk: all workers are stopped then, and another Supervisor resumes the run.
+    Raises ValueError for another queue policy, RecoveryError where the folder has another supervisor, and from `tend`
+    and `wait` where a worker stopped with an error, such as a full disk: all workers are stopped then, and another
+    Supervisor resumes the run. Names of workers are those of `workers.worker_names`; another one is a KeyError.
     """
 
     def __init__(self, folder: str | Path, config: RunConfig, queue_policy: str = "restore") -> None:
-        if queue_policy not in QUEUE_POLICIES:
-            raise ValueError(f"queue_policy={queue_policy!r}: needs one of {', '.join(QUEUE_POLICIES)}")
-        self.folder, self.config, self.queue_policy = Path(folder), config, queue_policy
+        self.folder, self.config = Path(folder), config
+        self.queue_policy = choice("queue_policy", queue_policy, QUEUE_POLICIES)
         self.num_restarts = 0
         self._workers: dict[str, tuple[ForkServerProcess, Connection]] = {}
 
@@ -88,10 +89,6 @@ class Supervisor:
         """Process id of a worker."""
         return self._workers[name][0].pid
 
-    def is_alive(self, name: str) -> bool:
-        """Whether a worker's process is there."""
-        return self._workers[name][0].is_alive()
-
     def kill(self, name: str) -> bool:
         """Kill a worker by SIGKILL and wait until it is gone; False if it was gone already."""
         process = self._workers[name][0]
@@ -111,7 +108,7 @@ class Supervisor:
             _signal(pids, signal.SIGCONT)
 
     def tend(self) -> list[str]:
-        """Start again each worker that a signal has killed, and return their names."""
+        """Start again each worker that a signal has killed, and return their names. Raises RecoveryError: see above."""
         dead = [name for name, (process, _) in self._workers.items() if not process.is_alive()]
         if self.finished:
             return []
@@ -128,7 +125,10 @@ class Supervisor:
         return dead
 
     def wait(self, timeout_s: float = 120.0) -> None:
-        """Tend the run until it is finished. Raises TimeoutError, with the workers stopped, when that takes longer."""
+        """Tend the run until it is finished.
+
+        Raises TimeoutError, with the workers stopped, when that takes longer; RecoveryError: see above.
+        """
         end_s = time.monotonic() + timeout_s
         while not self.finished:
             self.tend()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rlinfra_utils import checkpoint, policy
 from rlinfra_utils.checkpoint.reading import step_folders
+from rlinfra_utils.doors import choice
 from rlinfra_utils.engines import HFEngine
 from rlinfra_utils.recovery.config import RecoveryError, RunConfig
 from rlinfra_utils.recovery.folder import QUEUE, SAMPLES, WEIGHTS, Handover, read_group
@@ -124,13 +125,13 @@ class Verifier(Worker):
 class Trainer(Worker):
     """Trains the batches in their order, publishes each version and saves checkpoints.
 
-    Raises checkpoint.CheckpointError where another trainer has the folder, or no checkpoint can be loaded;
-    RecoveryError where rollouts that the checkpoint waits for can neither be found nor made again.
+    Raises ValueError for another queue policy; checkpoint.CheckpointError where another trainer has the folder, or no
+    checkpoint can be loaded; RecoveryError where rollouts that the checkpoint waits for can neither be found nor made
+    again.
     """
 
     def __init__(self, name: str, folder: str | Path, config: RunConfig, queue_policy: str = "restore") -> None:
-        if queue_policy not in QUEUE_POLICIES:
-            raise ValueError(f"queue_policy={queue_policy!r}: needs one of {', '.join(QUEUE_POLICIES)}")
+        choice("queue_policy", queue_policy, QUEUE_POLICIES)
         self._checkpoints = Path(folder) / CHECKPOINTS
         self._writer = checkpoint.Writer(self._checkpoints, keep=config.keep)
         super().__init__(name, folder, config)
@@ -168,9 +169,10 @@ class Trainer(Worker):
     def _restore_queue(self, queue_policy: str) -> dict[str, int]:
         """Have each batch that the checkpoint waits for, or the means to make it again; rollouts kept and dropped."""
         steps, dropped = range(self.learner.version, self.config.num_updates), 0
+        queued, versions = self.handover.queued(), self.handover.versions()
         if queue_policy == "drop":
             dropped = self.handover.drop(steps)
-        queued, versions = self.handover.queued(), self.handover.versions()
+            queued = [step for step in queued if step not in steps]  # the verifier may be making one anew already
         for order in self.learner.orders.values():
             if order.step not in queued and order.version not in versions:
                 self.log.event("rollout_lost", self.name, step=order.step, num_rollouts=len(order.tasks))
@@ -239,7 +241,7 @@ class Trainer(Worker):
 
 
 def make_worker(name: str, folder: str | Path, config: RunConfig, queue_policy: str = "restore") -> Worker:
-    """The worker of a name: "collector0", "collector1", ..., "verifier" or "trainer"."""
+    """The worker of a name: "collector0", "collector1", ..., "verifier" or "trainer"; raises as that worker does."""
     if name == "trainer":
         return Trainer(name, folder, config, queue_policy)
     if name == "verifier":
@@ -255,7 +257,8 @@ def worker_names(config: RunConfig) -> list[str]:
 def run_in_turns(folder: str | Path, config: RunConfig) -> None:
     """The whole run in this process, worker by worker: what the run of many processes must equal.
 
-    To the last bit with one torch thread, as the processes have: `torch.set_num_threads(1)`.
+    To the last bit with one torch thread, as the processes have: `torch.set_num_threads(1)`. Raises RecoveryError where
+    no worker finds work, and as they do.
     """
     workers = [make_worker(name, folder, config) for name in worker_names(config)]
     trainer = workers[-1]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from rlinfra_utils.doors import short
 from rlinfra_utils.rollouts.checks_tokens import Axes
 from rlinfra_utils.rollouts.record import STOP_REASONS, Decoding, Rollout, is_truncated
-from rlinfra_utils.rollouts.verdict import Demands, Finding, show
+from rlinfra_utils.rollouts.verdict import Demands, Finding
 
 #: Absent when null or empty; and absent when null, since empty contradicts something else.
 REQUIRED_FILLED = (
@@ -53,10 +54,10 @@ def _versions(r: Rollout, demands: Demands) -> Iterator[Finding]:
     scalar = [] if r.policy_version is None else [r.policy_version]
     field = "version_spans" if spanned else "policy_version"
     if spanned and scalar and set(spanned) != set(scalar):
-        message = f"policy_version: {scalar[0]} contradicts version_spans {show(spanned)}; keep the spans alone"
+        message = f"policy_version: {scalar[0]} contradicts version_spans {short(spanned)}; keep the spans alone"
         yield Finding("scalar_version_on_span", "policy_version", message)
     if len(set(spanned)) > 1 and not demands.partial_rollouts:
-        message = f"version_spans: {show(spanned)} are several versions; pass partial_rollouts=True if that is meant"
+        message = f"version_spans: {short(spanned)} are several versions; pass partial_rollouts=True if that is meant"
         yield Finding("partial_not_declared", "version_spans", message)
     if not (spanned or scalar):
         return
@@ -94,7 +95,7 @@ def _decoding(d: Decoding | None) -> Iterator[Finding]:
     for name, (fits, range_text) in allowed.items():
         if not fits:
             field = f"decoding.{name}"
-            message = f"{field}: {show(getattr(d, name))} is not {range_text}; send what the engine was asked"
+            message = f"{field}: {short(getattr(d, name))} is not {range_text}; send what the engine was asked"
             yield Finding("decoding_out_of_range", field, message)
     if d.logprobs_mode == "raw" and d.temperature is not None and d.top_p is not None and d.filters:
         message = (
@@ -107,12 +108,12 @@ def _decoding(d: Decoding | None) -> Iterator[Finding]:
 def _outcome(r: Rollout) -> Iterator[Finding]:
     for name, value in (r.reward or {}).items():
         if not math.isfinite(value):
-            field = f"reward.{show(name)[1:-1]}"
+            field = f"reward.{short(name)[1:-1]}"
             yield Finding("reward_not_finite", field, f"{field}: {value} is not finite; mend the verifier")
     if not r.stop_reason:
         return
     if r.stop_reason not in STOP_REASONS:
-        message = f"stop_reason: {show(r.stop_reason)} is not one of {', '.join(STOP_REASONS)}; map the engine's word"
+        message = f"stop_reason: {short(r.stop_reason)} is not one of {', '.join(STOP_REASONS)}; map the engine's word"
         yield Finding("stop_reason_unknown", "stop_reason", message)
         return
     cut_off = is_truncated(r.stop_reason)

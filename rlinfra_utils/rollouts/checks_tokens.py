@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlinfra_utils.doors import LOGPROB_TOLERANCE, short
 from rlinfra_utils.rollouts.record import Decoding, Rollout
 from rlinfra_utils.rollouts.structure import TOKEN_LISTS
-from rlinfra_utils.rollouts.verdict import Finding, show
+from rlinfra_utils.rollouts.verdict import Finding
 
-LOGPROB_TOLERANCE = 1e-6  # float32 rounding of a log-softmax at probability 1
 LOGPROB_SENTINEL = -9999.0  # vLLM writes it for -inf, which JSON cannot hold
 # Exactly 0.0 in float32 takes a gap of 16.6 nats after the temperature. A confident model has it on a token here
 # and there, and on all of them once a low temperature stretches the gaps.
@@ -38,7 +38,9 @@ class Axes:
         self.sampled = None if self.policy is None else [t for t, bit in zip(r.response_tokens, self.policy) if bit]
         self.retokenised = self.policy is not None and r.sampled_tokens not in (None, self.sampled)
         in_range = r.response_length is not None and 0 <= r.response_length <= (self.num_response or 0)
-        self.length = r.response_length if in_range else None
+        # A count of the sampled tokens says nothing on the axis that a second tokenisation made.
+        is_of_sampled = self.retokenised and r.response_length == len(r.sampled_tokens) != len(self.sampled)
+        self.length = r.response_length if in_range and not is_of_sampled else None
         one_each = self.policy is not None and r.behavior_logprobs is not None
         self.logprobs = None
         if one_each and len(r.behavior_logprobs) == self.num_response:
@@ -101,7 +103,7 @@ def _masks(r: Rollout, axes: Axes) -> Iterator[Finding]:
     for name in ("policy_mask", "env_mask"):
         odd = [bit for bit in getattr(r, name) or [] if bit not in (0, 1)]
         if odd:
-            yield Finding("mask_not_binary", name, f"{name}: {show(odd[0])} is neither 0 nor 1; send one bit a token")
+            yield Finding("mask_not_binary", name, f"{name}: {short(odd[0])} is neither 0 nor 1; send one bit a token")
     if axes.num_response == 0:
         yield Finding("no_policy_tokens", "response_tokens", "response_tokens: is empty; leave the record out")
     elif r.policy_mask is not None and not any(r.policy_mask):
@@ -158,16 +160,16 @@ def _engine(r: Rollout, axes: Axes) -> Iterator[Finding]:
         at = _first([a != b for a, b in zip(ours, theirs)])
         at = min(len(ours), len(theirs)) if at is None else at
         message = (
-            f"engine_prompt_tokens[{at}]: {show(theirs[at : at + 1])} was read, the record says "
-            f"{show(ours[at : at + 1])}; send the engine token ids, not text"
+            f"engine_prompt_tokens[{at}]: {short(theirs[at : at + 1])} was read, the record says "
+            f"{short(ours[at : at + 1])}; send the engine token ids, not text"
         )
         yield Finding("prompt_mismatch", "engine_prompt_tokens", message)
     if axes.retokenised:
         at = _first([a != b for a, b in zip(axes.sampled, r.sampled_tokens)])
         at = min(len(axes.sampled), len(r.sampled_tokens)) if at is None else at
         message = (
-            f"sampled_tokens[{at}]: {show(r.sampled_tokens[at : at + 1])} was sampled, the record says "
-            f"{show(axes.sampled[at : at + 1])}; rebuild it from the sampled ids, never from decoded text"
+            f"sampled_tokens[{at}]: {short(r.sampled_tokens[at : at + 1])} was sampled, the record says "
+            f"{short(axes.sampled[at : at + 1])}; rebuild it from the sampled ids, never from decoded text"
         )
         yield Finding("retokenised", "sampled_tokens", message)
 
@@ -206,16 +208,17 @@ def _spans(r: Rollout, axes: Axes) -> Iterator[Finding]:
         return
     problem = None
     starts = [0, *(s.end for s in spans)]
+    is_of_sampled = axes.retokenised and starts[-1] == len(r.sampled_tokens)  # as in `Axes`, of the engine's own ids
     if not spans:
         problem = "is empty; leave it out or cover the response"
     elif at := [i for i, s in enumerate(spans) if s.start != starts[i] or s.end <= s.start]:
         s = spans[at[0]]
         problem = f"span {at[0]} is [{s.start}, {s.end}) where one from {starts[at[0]]} is due; leave no gap or overlap"
     elif any(b.version < a.version for a, b in itertools.pairwise(spans)):
-        problem = f"versions {show([s.version for s in spans])} decrease; an engine only moves forward"
-    elif axes.num_response is not None and spans[-1].end > axes.num_response:
+        problem = f"versions {short([s.version for s in spans])} decrease; an engine only moves forward"
+    elif axes.num_response is not None and spans[-1].end > axes.num_response and not is_of_sampled:
         problem = f"end at {spans[-1].end} beyond {axes.num_response} response tokens; use the response axis"
-    elif axes.end > spans[-1].end:
+    elif axes.end > spans[-1].end and not is_of_sampled:
         problem = f"end at {spans[-1].end}, the policy's tokens at {axes.end}; cover each of them"
     if problem:
         yield Finding("bad_spans", "version_spans", f"version_spans: {problem}")

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
+from rlinfra_utils.doors import short
 from rlinfra_utils.rollouts.columns import conform
 from rlinfra_utils.rollouts.record import SCHEMA, Rollout
 from rlinfra_utils.rollouts.structure import MAPS, parse
-from rlinfra_utils.rollouts.verdict import show
 
 
 def to_table(records: Iterable[Rollout | Mapping]) -> pa.Table:
@@ -42,7 +42,7 @@ def checked_table(rows: list[Rollout]) -> pa.Table:
         values = [_plain(getattr(row, field.name)) for row in rows]
         try:
             columns.append(pa.array(values, field.type))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError) as error:
             cause = " ".join(str(error).split())
             raise ValueError(f"{field.name}: {cause}; rollouts.validate says which record") from None
     return pa.Table.from_arrays(columns, schema=SCHEMA)
@@ -75,7 +75,7 @@ def from_json(text: str | bytes) -> Rollout:
     try:
         data = json.loads(text, object_pairs_hook=_each_name_once)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"JSON: {show(text)} holds no record: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"JSON: {short(text)} holds no record: {str(error).splitlines()[0]}") from None
     return _checked(data, "JSON")
 
 
@@ -110,5 +110,5 @@ def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {show(twice)} is there twice")
+        raise ValueError(f"the name {short(twice)} is there twice")
     return dict(pairs)

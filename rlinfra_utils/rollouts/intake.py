@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
+from rlinfra_utils.doors import short
 from rlinfra_utils.rollouts.codes import STATUSES
 from rlinfra_utils.rollouts.convert import checked_table, refuse_single, row_dicts, schema_table
 from rlinfra_utils.rollouts.record import Rollout
 from rlinfra_utils.rollouts.storage import RolloutFileError, flush, flush_folder, write_parquet
 from rlinfra_utils.rollouts.table import validate_table
 from rlinfra_utils.rollouts.validate import judge, validate
-from rlinfra_utils.rollouts.verdict import Demands, Finding, Verdict, show
+from rlinfra_utils.rollouts.verdict import Demands, Finding, Verdict
 
 #: A part is written once so many records of one status wait, and at the end of the call.
 PART_RECORDS = 10_000
@@ -99,7 +100,7 @@ def _sample_id(record: Any) -> str | None:
 
 
 def _repeated(verdict: Verdict, sample_id: str) -> Verdict:
-    message = f"sample_id: {show(sample_id)} came before in this call; give each sample its own id"
+    message = f"sample_id: {short(sample_id)} came before in this call; give each sample its own id"
     return Verdict.of([*verdict.findings, Finding("duplicate_id", "sample_id", message)])
 
 
@@ -143,13 +144,12 @@ class _Parts:
             if lines:
                 with _part(self.folder / status, ".jsonl") as file:
                     file.writelines(lines)
-                    flush(file)
                 self._lines[status] = []
 
 
 @contextmanager
 def _part(folder: Path, suffix: str) -> Iterator[BinaryIO]:
-    """The next part file of `folder`: written aside, then renamed to a number that nobody else has."""
+    """The next part file of `folder`: written aside and flushed, then renamed to a number that nobody else has."""
     try:
         folder.mkdir(exist_ok=True)
         number = len(list(folder.glob("part-*")))
@@ -168,6 +168,7 @@ def _part(folder: Path, suffix: str) -> Iterator[BinaryIO]:
         try:
             with file:
                 yield file
+                flush(file)
             os.replace(aside, path)
         except BaseException:  # once renamed, the name aside may be another writer's
             aside.unlink(missing_ok=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlinfra_utils.doors import short
 from rlinfra_utils.rollouts.intake import jsonable
 from rlinfra_utils.rollouts.record import Rollout
-from rlinfra_utils.rollouts.verdict import show
 
 
 def recover(record: Rollout | Mapping, log: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -33,10 +33,10 @@ def recover(record: Rollout | Mapping, log: Mapping[str, Mapping[str, Any]]) -> 
     data = record.model_dump(exclude_unset=True) if isinstance(record, Rollout) else dict(record)
     sample_id = data.get("sample_id")
     if not isinstance(sample_id, str) or not sample_id:
-        raise ValueError(f"sample_id: {show(sample_id)} names no entry of the log; without an id nothing is recovered")
+        raise ValueError(f"sample_id: {short(sample_id)} names no entry of the log; without an id nothing is recovered")
     entry = log.get(sample_id)
     if not isinstance(entry, Mapping):
-        raise ValueError(f"sample_id: the log has no entry for {show(sample_id)}; keep the record in quarantine")
+        raise ValueError(f"sample_id: the log has no entry for {short(sample_id)}; keep the record in quarantine")
     return _filled(data, entry, "")
 
 
@@ -57,7 +57,7 @@ def _filled(data: Mapping, entry: Mapping, prefix: str) -> dict[str, Any]:
             result[name] = logged
         elif _as_stored(name, own, prefix) != logged_json:
             raise ValueError(
-                f"{prefix}{name}: the record says {show(own)}, the log {show(logged)}; find out which is wrong"
+                f"{prefix}{name}: the record says {short(own)}, the log {short(logged)}; find out which is wrong"
             )
     return result
 
@@ -74,4 +74,4 @@ def _as_stored(name: str, value: Any, prefix: str) -> str:
         return json.dumps(jsonable(Rollout.model_validate(fields)))
     except ValidationError as error:
         problem = error.errors()[0]["msg"].lower()
-        raise ValueError(f"{prefix}{name}: {show(value)}: {problem}; no value of this field") from None
+        raise ValueError(f"{prefix}{name}: {short(value)}: {problem}; no value of this field") from None

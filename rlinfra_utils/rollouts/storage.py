@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,23 +33,33 @@ def write(records: pa.Table | Iterable[Rollout | Mapping], path: str | os.PathLi
     """
     table = schema_table(records) if isinstance(records, pa.Table) else to_table(records)
     path = Path(path)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.aside")
     try:
-        try:
-            with open(aside, "xb") as file:
-                write_parquet(table, file)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
-        flush_folder(path.parent)
+        with replacing(path) as file:
+            write_parquet(table, file)
     except OSError as error:
         raise RolloutFileError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """An open file beside `path` that is flushed and takes its place when the block ends; nothing of it if that fails.
+
+    A reader meets the old file or the new one, also after a power cut. Raises OSError where the disk does.
+    """
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.aside")
+    try:
+        with open(aside, "xb") as file:
+            yield file
+            flush(file)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    flush_folder(path.parent)
+
+
 def write_parquet(table: pa.Table, file: Any) -> None:
-    """Write to an open file, with a checksum a page, and flush it to disk."""
+    """Write to an open file, with a checksum a page; the caller flushes it."""
     pq.write_table(table, file, write_page_checksum=True)
-    flush(file)
 
 
 def flush(file: Any) -> None:

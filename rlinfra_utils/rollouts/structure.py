@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
+from rlinfra_utils.doors import short
 from rlinfra_utils.rollouts.record import SCHEMA, SCHEMA_VERSION, Rollout
-from rlinfra_utils.rollouts.verdict import Finding, show
+from rlinfra_utils.rollouts.verdict import Finding
 
 IDENTIFIER_BYTES = 1024
 TEXT_BYTES = 64 * 1024
@@ -34,13 +35,13 @@ def parse(record: Any) -> tuple[Rollout | None, list[Finding]]:
     try:
         return _parse(record)
     except Exception as error:  # foreign objects may raise anything when they are looked at
-        message = f"record: looking at it raised {show(error)}; send plain numbers, text, lists and mappings"
+        message = f"record: looking at it raised {short(error)}; send plain numbers, text, lists and mappings"
         return None, [Finding("wrong_type", "record", message)]
 
 
 def _parse(record: Any) -> tuple[Rollout | None, list[Finding]]:
     if not isinstance(record, Rollout | Mapping):
-        message = f"record: {show(record)} is a {type(record).__name__}; send a mapping or a Rollout"
+        message = f"record: {short(record)} is a {type(record).__name__}; send a mapping or a Rollout"
         return None, [Finding("not_a_record", "record", message)]
     data = present_fields(record)
     if too_large := list(_oversized(data)):
@@ -119,7 +120,7 @@ def _typed(data: dict[str, Any]) -> tuple[Rollout | None, list[Finding]]:
             ill_typed.setdefault(e["loc"][0], e)
     for e in ill_typed.values():
         field = _path(e["loc"])
-        message = f"{field}: {show(e['input'])}: {e['msg'].lower()}; send the schema's type"
+        message = f"{field}: {short(e['input'])}: {e['msg'].lower()}; send the schema's type"
         findings.append(Finding("wrong_type", field, message))
     if ill_typed:
         return None, findings
@@ -131,7 +132,7 @@ def _typed(data: dict[str, Any]) -> tuple[Rollout | None, list[Finding]]:
 def _path(loc: tuple[int | str, ...]) -> str:
     """('decoding', 'stop', 3) -> "decoding.stop[3]"."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc]
-    return show("".join(parts).lstrip("."))[1:-1]
+    return short("".join(parts).lstrip("."))[1:-1]
 
 
 def _without(node: Any, loc: tuple[int | str, ...]) -> Any:
@@ -149,7 +150,7 @@ def _not_unicode(data: dict[str, Any]) -> Iterator[Finding]:
         try:
             text.encode()
         except UnicodeEncodeError:
-            yield Finding("wrong_type", field, f"{field}: {show(text)} is no Unicode text; decode its bytes anew")
+            yield Finding("wrong_type", field, f"{field}: {short(text)} is no Unicode text; decode its bytes anew")
 
 
 def _beyond_int64(rollout: Rollout) -> Iterator[Finding]:
@@ -164,4 +165,5 @@ def _beyond_int64(rollout: Rollout) -> Iterator[Finding]:
         values = [v for v in values if v is not None]
         if values and not -(2**63) <= min(values) <= max(values) < 2**63:
             worst = max(values, key=abs)
-            yield Finding("wrong_type", field, f"{field}: {show(worst)} does not fit 64 bits; send the engine's own id")
+            message = f"{field}: {short(worst)} does not fit 64 bits; send the engine's own id"
+            yield Finding("wrong_type", field, message)

@@ -11,12 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlinfra_utils.rollouts.checks_tokens import (
-    FILLER_TEMPERATURE,
-    FILLER_TOKENS,
-    LOGPROB_SENTINEL,
-    LOGPROB_TOLERANCE,
-)
+from rlinfra_utils.doors import LOGPROB_TOLERANCE
+from rlinfra_utils.rollouts.checks_tokens import FILLER_TEMPERATURE, FILLER_TOKENS, LOGPROB_SENTINEL
 from rlinfra_utils.rollouts.columns import Lists, numbers, place
 from rlinfra_utils.rollouts.hits import Hits
 from rlinfra_utils.rollouts.structure import TOKEN_LISTS
@@ -57,14 +53,14 @@ class TableAxes:
         self.env_unsound = self.env_mask.present & ~self.env_sound
         self.running = Running(self.policy, self.response.offsets)
         self.num_policy, self.end = self.running.count(), self.running.end()
-        self.response_length = numbers(batch.column("response_length"))
-        length = self.response_length
-        in_range = (length.values >= 0) & (length.values <= self.num_response)
-        self.has_length = length.present & in_range
-        self.logprobs = Lists(batch.column("behavior_logprobs"))
-        self.has_logprobs = self.sound & self.logprobs.present & (self.logprobs.lengths == self.num_response)
         self.sampled = Lists(batch.column("sampled_tokens"))
         self.retokenised = self._retokenised()
+        self.response_length = length = numbers(batch.column("response_length"))
+        in_range = (length.values >= 0) & (length.values <= self.num_response)
+        moved = self.retokenised & (self.sampled.lengths != self.num_policy)
+        self.has_length = length.present & in_range & ~(moved & (length.values == self.sampled.lengths))
+        self.logprobs = Lists(batch.column("behavior_logprobs"))
+        self.has_logprobs = self.sound & self.logprobs.present & (self.logprobs.lengths == self.num_response)
 
     def _mask(self, mask: Lists, hits: Hits) -> tuple[np.ndarray, np.ndarray]:
         """Which rows have a sound mask, and its part over the response as flat booleans."""
@@ -208,7 +204,8 @@ def _spans(spans: Lists, axes: TableAxes, hits: Hits) -> None:
     before[first] = version[first]
     hits.mark("bad_spans", spans.rows((start != due) | (end <= start) | (version < before)))
     beyond = axes.response.present[rows] & (end[last] > axes.num_response[rows])
-    hits.mark("bad_spans", rows[beyond | (axes.end[rows] > end[last])])
+    of_sampled = axes.retokenised[rows] & (end[last] == axes.sampled.lengths[rows])
+    hits.mark("bad_spans", rows[(beyond | (axes.end[rows] > end[last])) & ~of_sampled])
 
 
 def span_columns(spans: Lists) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,24 +8,14 @@ Use: `verdict = validate(record)`; `print(verdict)`; `if verdict.status == "acce
 from __future__ import annotations
 
 import html
-import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
 
+from rlinfra_utils.doors import short
 from rlinfra_utils.rollouts.codes import CODES, STATUSES
 
 _INT64_MAX = 2**63 - 1
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 60
-
-
-def show(value: object) -> str:
-    """`value` in one short line, whatever it is: a message must not fail on what it reports."""
-    try:
-        return " ".join(_short.repr(value).split())
-    except Exception:  # a foreign object's own __repr__, or an integer too long to print
-        return f"<{type(value).__name__}>"
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,8 @@ class Demands:
     """What the trainer demands of a record at the moment of use.
 
     current_version: the trainer's weights version; max_lag: the largest lag admitted, in versions (a record is
-    fresh iff lag <= max_lag); partial_rollouts: whether one response may span several versions.
+    fresh iff lag <= max_lag); partial_rollouts: whether one response may span several versions. Raises ValueError by
+    field.
     """
 
     current_version: int | None = None
@@ -92,8 +83,8 @@ class Demands:
             value = getattr(self, name)
             is_count = isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value <= _INT64_MAX
             if value is not None and not is_count:
-                raise ValueError(f"{name}: {show(value)} is not a non-negative 64-bit integer; pass a version count")
+                raise ValueError(f"{name}: {short(value)} is not a non-negative 64-bit integer; pass a version count")
         if self.max_lag is not None and self.current_version is None:
             raise ValueError(f"max_lag: {self.max_lag} needs current_version, the version that the lag is counted from")
         if type(self.partial_rollouts) is not bool:
-            raise ValueError(f"partial_rollouts: {show(self.partial_rollouts)} is not a bool; pass True or False")
+            raise ValueError(f"partial_rollouts: {short(self.partial_rollouts)} is not a bool; pass True or False")

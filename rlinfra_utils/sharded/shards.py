@@ -28,7 +28,7 @@ JOINED = "model-00001-of-00001.safetensors"
 
 @contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """DCP's failures, which are tracebacks of all ranks, as one CheckpointError."""
+    """Raise DCP's failures inside, which are tracebacks of all ranks, as one CheckpointError."""
     try:
         yield
     except CheckpointException as error:  # no Exception, but a BaseException

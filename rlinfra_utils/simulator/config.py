@@ -29,7 +29,7 @@ class Tools:
     """Tool turns of a rollout: `calls` (law, rounded down), each `call_s` seconds. The slot is held meanwhile.
 
     With fixed speed a rollout's tokens spread evenly over decoding and tools; in continuous batching its calls lie
-    evenly in its tokens, and during a call it does not slow the others down.
+    evenly in its tokens, and during a call it does not slow the others down. Raises ValueError by field.
     """
 
     calls: Law | float = 0
@@ -46,7 +46,8 @@ class Faults:
 
     `timeout_s` bounds an attempt's time in its slot, pauses not counted; then it is repeated from the start, up to
     `max_retries` times, and after that its whole group is discarded. A replica dies after `mtbf_s` on average
-    (exponential), loses its attempts, which are repeated elsewhere, and is back after `restart_s`.
+    (exponential), loses its attempts, which are repeated elsewhere, and is back after `restart_s`. Raises ValueError
+    by field.
     """
 
     hang_share: float = 0.0

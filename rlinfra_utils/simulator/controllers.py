@@ -10,7 +10,7 @@ reads the version. Every constructor raises ValueError by field. Read on the com
 
 from __future__ import annotations
 
-from rlinfra_utils.doors import number, short, whole
+from rlinfra_utils.doors import choice, number, short, whole
 from rlinfra_utils.pipeline import admission_limit
 from rlinfra_utils.simulator.protocol import AT_UPDATE, Controller
 from rlinfra_utils.simulator.rules import BoundedQueue, Budget, OneStepOff, Synchronous, take_within
@@ -53,9 +53,7 @@ class VerlV1(Controller):
     at_update, counts_batches = "abort", True
 
     def __init__(self, strategy: str = "drop", max_off_policy_threshold: int = 8, num_warmup_batches: int = 1):
-        if strategy not in ("drop", "wait"):
-            raise ValueError(f"strategy={short(strategy)}: needs drop or wait")
-        self.strategy = strategy
+        self.strategy = choice("strategy", strategy, ("drop", "wait"))
         self.threshold = whole("max_off_policy_threshold", max_off_policy_threshold)
         self.warmup = whole("num_warmup_batches", num_warmup_batches, 0)
 
@@ -236,11 +234,8 @@ CONTROLLERS: dict[str, type[Controller]] = {
 def as_controller(value: str | Controller) -> Controller:
     """The controller itself, or the named one. Raises ValueError for an unknown name and for anything else."""
     if isinstance(value, str):
-        if value not in CONTROLLERS:
-            raise ValueError(f"controller={short(value)}: needs one of {', '.join(CONTROLLERS)}")
-        return CONTROLLERS[value]()
+        return CONTROLLERS[choice("controller", value, CONTROLLERS)]()
     if not isinstance(value, Controller):
         raise ValueError(f"controller={short(value)}: needs a name or a Controller; is it a class without ()?")
-    if value.at_update not in AT_UPDATE:
-        raise ValueError(f"controller.at_update={short(value.at_update)}: needs one of {', '.join(AT_UPDATE)}")
+    choice("controller.at_update", value.at_update, AT_UPDATE)
     return value

@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 
+from rlinfra_utils.doors import short
+from rlinfra_utils.simulator.batching import Batched
 from rlinfra_utils.simulator.config import LoopConfig
-from rlinfra_utils.simulator.engines import Batched, Slots
+from rlinfra_utils.simulator.engines import Slots
 from rlinfra_utils.simulator.protocol import Counts, Group
 from rlinfra_utils.simulator.run import Lost, Run
 from rlinfra_utils.simulator.trainer import Trainer
@@ -32,7 +34,7 @@ def simulate(config: LoopConfig, watch: Callable[[Counts], None] | None = None) 
     dispatches without end.
     """
     if not isinstance(config, LoopConfig):
-        raise ValueError(f"config={config!r:.60}: needs a LoopConfig")
+        raise ValueError(f"config={short(config)}: needs a LoopConfig")
     return Loop(config, watch).run()
 
 

@@ -6,14 +6,8 @@ Use: `BoundedQueue(max_tokens=8192)`, `Budget(max_lag=4)`. Every constructor rai
 
 from __future__ import annotations
 
-from rlinfra_utils.doors import number, short, whole
+from rlinfra_utils.doors import choice, number, whole
 from rlinfra_utils.simulator.protocol import AT_UPDATE, Controller, Counts, Verdict
-
-
-def _update_mode(value: str) -> str:
-    if value not in AT_UPDATE:
-        raise ValueError(f"at_update={short(value)}: needs one of {', '.join(AT_UPDATE)}")
-    return value
 
 
 def take_within(lag: int, max_lag: int) -> Verdict:
@@ -30,7 +24,7 @@ class Budget(Controller):
     counts_batches = True
 
     def __init__(self, max_lag: int, at_update: str = "keep"):
-        self.max_lag, self.at_update = whole("max_lag", max_lag, 0), _update_mode(at_update)
+        self.max_lag, self.at_update = whole("max_lag", max_lag, 0), choice("at_update", at_update, AT_UPDATE)
 
     def may_start(self, counts):
         """Not discarded < (version + 1 + max_lag) * rollouts per version."""
@@ -87,7 +81,7 @@ class BoundedQueue(Controller):
         if max_bytes is not None:
             max_tokens = min(max_bytes / bytes_per_token, max_tokens or max_bytes / bytes_per_token)
         self.max_rollouts, self.max_tokens, self.max_age_s = max_rollouts, max_tokens, max_age_s
-        self.max_lag, self.drop_lag, self.at_update = max_lag, drop_lag, _update_mode(at_update)
+        self.max_lag, self.drop_lag, self.at_update = max_lag, drop_lag, choice("at_update", at_update, AT_UPDATE)
 
     def may_start(self, counts):
         """A slot is free and no limit is reached."""

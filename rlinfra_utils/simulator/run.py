@@ -15,6 +15,7 @@ import pandas as pd
 
 from rlinfra_utils.doors import number
 from rlinfra_utils.simulator import views
+from rlinfra_utils.simulator.summary import summary
 from rlinfra_utils.timers import Trace
 
 
@@ -118,12 +119,12 @@ class Run:
         return views.length_bias(self.rollouts)
 
     def summary(self, after_s: float = 0.0) -> dict[str, float | str]:
-        """The run in numbers, of all that happened from `after_s` on: see `views.summary` for each.
+        """The run in numbers, of all that happened from `after_s` on: see `summary.summary` for each.
 
         Raises ValueError for an `after_s` outside the run.
         """
         number("after_s", after_s, 0, self.end_s)
-        return views.summary(self, after_s)
+        return summary(self, after_s)
 
     def trace(self) -> Trace:
         """Spans of decoding by replica, verifier and trainer, its waits among them, from second 0."""

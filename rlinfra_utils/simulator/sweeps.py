@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pandas as pd
 
-from rlinfra_utils.doors import number, short, whole
+from rlinfra_utils.doors import listed, number, short, whole
 from rlinfra_utils.simulator.config import LoopConfig
 from rlinfra_utils.simulator.loop import simulate
 
@@ -23,7 +23,7 @@ def sweep(configs: Iterable[LoopConfig], workers: int = 1, warm_up: float = 0.0,
     `workers` processes; `warm_up` is the share of each run that its summary leaves out. `progress` writes a line to
     stderr. With several workers, a controller's class has to be importable. Raises ValueError for what is no config.
     """
-    configs = list(configs)
+    configs = listed("configs", configs, "LoopConfig")
     for i, config in enumerate(configs):
         if not isinstance(config, LoopConfig):
             raise ValueError(f"configs[{i}]={short(config)}: needs a LoopConfig")

@@ -1,12 +1,12 @@
-"""Tables and numbers of a run, from the times and versions that were written down.
+"""Tables of a run, from the times and versions that were written down.
 
-Models the clipping of intervals to a window, and which version made which tokens. Leaves out how the run came about.
-Used by `Run`.
+Models which version made which tokens, and the queue's depth over time. Leaves out how the run came about and its
+numbers over a window (`summary`). Used by `Run`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,9 +15,6 @@ from rlinfra_utils.simulator.engines import Piece
 from rlinfra_utils.simulator.protocol import Group
 from rlinfra_utils.simulator.workload import Rollout
 from rlinfra_utils.timers import Trace
-
-if TYPE_CHECKING:
-    from rlinfra_utils.simulator.run import Run
 
 #: Columns of `Run.rollouts`: a rollout's own, and those of its group; which of them are whole numbers.
 OWN = ("rollout", "tokens", "start_s", "end_s", "verify_start_s", "verified_s")
@@ -173,96 +170,6 @@ def length_bias(rows: pd.DataFrame) -> pd.DataFrame:
     ]
     table = {"from_tokens": np.append(offered.min(), edges[:-1] + 1), "to_tokens": edges}
     return pd.DataFrame(table | {"offered": shares[0], "trained": shares[1], "ratio": shares[1] / shares[0]})
-
-
-def summary(run: Run, after_s: float) -> dict[str, float | str]:
-    """The run from `after_s` to its end.
-
-    tokens_per_s: trained tokens; decoded_tokens_per_s: of rollouts decoded, lost attempts not among them.
-    *_utilization: working share of slots (pauses apart), verifiers and trainer (a step, without sync and checkpoint).
-    *_wait_s: mean wait for a slot, a verifier, the group's slowest, the trainer, each of those that had it.
-    lag_*: of trained tokens, in versions. rollout_lag_mean: of their first tokens. step_lag_mean: in optimizer steps,
-    of which a version has sync_interval. normalized_ess: of synthetic weights whose log is normal with variance
-    drift_nats^2 an optimizer step of lag and mean weight 1: 1 / mean exp(drift^2 * step lag).
-    wasted_tokens: of dropped and failed groups and of lost attempts; reread_tokens: prompts and partial answers
-    read again after aborts (whole run). trained_length_ratio: mean length trained on over that offered.
-    """
-    rows, steps, config, end_s = run.rollouts, run.steps, run.config, run.end_s
-    window_s = max(end_s - after_s, 1e-300)
-    trained = rows[(rows["outcome"] == "trained") & (rows["taken_s"] >= after_s)]
-    gone = rows[rows["outcome"].isin(("dropped", "failed")) & (rows["ready_s"] >= after_s)]
-    stale = token_lags(run.spans, rows, config.sync_interval, after_s)
-    lags, tokens = stale.versions.astype(float), stale.tokens.astype(float)
-    queue = run.queue
-    depth = queue["rollouts"].to_numpy()
-    held_s = _clipped(queue["time_s"].to_numpy(), np.append(queue["time_s"].to_numpy()[1:], end_s), after_s, end_s)
-    slot_s = _clipped(rows["start_s"], rows["end_s"].fillna(end_s), after_s, end_s).sum()
-    slot_s += _clipped(run.lost["start_s"], run.lost["end_s"], after_s, end_s).sum()
-    paused_s = _clipped(steps["sync_start_s"], steps["sync_end_s"].fillna(end_s), after_s, end_s)
-    slot_s -= paused_s @ steps["paused_slots"].to_numpy()
-    verifier_s = _clipped(rows["verify_start_s"], rows["verified_s"].fillna(end_s), after_s, end_s).sum()
-    decoded = rows.loc[(rows["end_s"] >= after_s) & (rows["end_version"] >= 0), "tokens"].sum()
-    waits = {
-        "slot_wait_s": rows["start_s"] - rows["dispatched_s"],
-        "verifier_wait_s": rows["verify_start_s"] - rows["end_s"],
-        "group_wait_s": (rows["ready_s"] - rows["verified_s"]).where(rows["outcome"] != "failed"),
-        "queue_wait_s": rows["taken_s"] - rows["ready_s"],
-    }
-    late = (rows["dispatched_s"] >= after_s).to_numpy()
-    numbers = {
-        "elapsed_s": end_s,
-        "steps": int((steps["trained_s"] >= after_s).sum()),
-        "trained_rollouts": len(trained),
-        "rollouts_per_s": len(trained) / window_s,
-        "tokens_per_s": trained["tokens"].sum() / window_s,
-        "decoded_tokens_per_s": decoded / window_s,
-        "generation_utilization": slot_s / (config.num_slots * window_s),
-        "verifier_utilization": verifier_s / (config.num_verifiers * window_s),
-        "trainer_utilization": _clipped(steps["taken_s"], steps["trained_s"].fillna(end_s), after_s, end_s).sum()
-        / window_s,
-        "sync_share": paused_s.sum() / window_s,
-        **{name: _mean(wait.to_numpy()[late]) for name, wait in waits.items()},
-        "queue_mean": float(depth @ held_s / window_s),
-        "queue_max": int(depth[held_s > 0].max(initial=0)),
-        "lag_mean": _mean(lags, tokens),
-        "lag_p95": _weighted_quantile(lags, tokens, 0.95),
-        "lag_max": lags.max(initial=0.0),
-        "rollout_lag_mean": _mean((trained["taken_version"] - trained["start_version"]).to_numpy()),
-        "step_lag_mean": _mean(stale.steps, tokens),
-        "normalized_ess": 1 / _mean(np.exp(config.drift_nats**2 * stale.steps), tokens),
-        "discarded_rollouts": len(gone),
-        "lost_attempts": int((run.lost["end_s"] >= after_s).sum()),
-        "wasted_tokens": gone["tokens"].sum() + run.lost.loc[run.lost["end_s"] >= after_s, "tokens"].sum(),
-        "reread_tokens": run.reread_tokens,
-        "trained_length_ratio": _mean(trained["tokens"].to_numpy())
-        / _mean(pd.concat([trained["tokens"], gone["tokens"]]).to_numpy()),
-    }
-    whole = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
-    return {"status": run.status, **whole}
-
-
-def _clipped(start_s, end_s, low_s: float, high_s: float) -> np.ndarray:
-    """Seconds of each interval within [low, high]; 0 for those that did not begin."""
-    start_s, end_s = np.asarray(start_s, dtype=float), np.asarray(end_s, dtype=float)
-    return np.nan_to_num(np.maximum(np.clip(end_s, low_s, high_s) - np.clip(start_s, low_s, high_s), 0.0))
-
-
-def _mean(values: np.ndarray, weights: np.ndarray | None = None) -> float:
-    values = np.asarray(values, dtype=float)
-    if weights is None:
-        weights = np.ones(len(values))
-    there = ~np.isnan(values)
-    total = weights[there].sum()
-    return float(values[there] @ weights[there] / total) if total else float("nan")
-
-
-def _weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """The smallest value that at least this share of the weight does not exceed."""
-    if not len(values):
-        return float("nan")
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order][min(np.searchsorted(reached, share * reached[-1]), len(values) - 1)])
 
 
 def trace(rows: pd.DataFrame, steps: pd.DataFrame, lost: pd.DataFrame, num_replicas: int) -> Trace:

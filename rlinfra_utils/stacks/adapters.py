@@ -10,39 +10,12 @@ trainer recomputed are not the behaviour policy's. A loss mask says what is trai
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
+from rlinfra_utils.doors import short
+from rlinfra_utils.stacks.draft import Adapter, Draft
 from rlinfra_utils.stacks.reader import Reader
 from rlinfra_utils.stacks.tokens import behaviour, keep, last, spans, split, unsplit
-
-
-@dataclass
-class Draft:
-    """What one payload says: fields of a rollout, and what it has in the place of others (`found`, by field).
-
-    `versions`: the first and the last version of its weights; a last one of None leaves only a bound from below.
-    `temperature`: that of every sampled token. `extra`: the stack's own values, kept as text.
-    """
-
-    fields: dict[str, Any]
-    found: dict[str, str] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
-    versions: tuple[int | None, int | None] = (None, None)
-    temperature: float | None = None
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """`record`: the stack's record, and how it becomes a mapping; `read`: the function; `rows`: the column that counts
-    the rows, None for a single record; `essential`: fields without which there is no rollout at all."""
-
-    record: str
-    read: Callable[[Reader], Draft]
-    rows: str | None
-    essential: tuple[str, ...]
 
 
 def _trl_sync(p: Reader) -> Draft:
@@ -82,17 +55,8 @@ def _trl_async(p: Reader) -> Draft:
         fields["reward"] = {"reward": reward}
     draft = Draft(fields, extra={"advantage": p.number("advantage")})
     if (version := p.integer("model_version")) is not None:
-        _opened(draft, "model_version", version, "read when the group was opened")
+        draft.bounded_below("model_version", version, "read when the group was opened")
     return draft
-
-
-def _opened(draft: Draft, name: str, version: int, when: str) -> None:
-    """A version that was read before the first token: the least that any token can have."""
-    draft.versions = (version, None)
-    draft.extra[name] = version
-    draft.found["policy_version"] = (
-        f"{name} {version}, {when}: a bound from below, later tokens may be of later weights"
-    )
 
 
 def _verl(p: Reader) -> Draft:
@@ -102,12 +66,12 @@ def _verl(p: Reader) -> Draft:
     ours = last(attended, response)
     mask = keep(p.bits("batch.response_mask", len(response)), ours)
     logprobs = keep(p.floats("batch.rollout_log_probs", len(response)), ours)
-    rewards = p.floats("batch.rm_scores", len(response))
+    rewards = p.total("batch.rm_scores", len(response))
     prompt = keep(prompt, attended[: len(prompt)])
     fields = split(prompt, keep(response, ours), mask, by_author=True)
     fields["behavior_logprobs"] = behaviour(logprobs, mask)
     fields["group_id"] = p.text("non_tensor_batch.uid")
-    fields["reward"] = None if rewards is None else {"rm_scores": math.fsum(rewards)}
+    fields["reward"] = None if rewards is None else {"rm_scores": rewards}
     draft = Draft(fields)
     least, most = (p.integer(f"non_tensor_batch.{end}_global_steps") for end in ("min", "max"))
     draft.versions = (least, most)
@@ -161,7 +125,7 @@ def _nemo_rl(p: Reader) -> Draft:
     draft = Draft(fields)
     tag = p.get("tags")
     if (version := Reader(p.stack, {"tags": tag}, 0, None).integer("tags.weight_version")) is not None:
-        _opened(draft, "weight_version", version, "of the weights at the start of the group")
+        draft.bounded_below("weight_version", version, "of the weights at the start of the group")
     return draft
 
 
@@ -191,7 +155,7 @@ def _skyrl(p: Reader) -> Draft:
     fields["stop_reason"] = p.text("generator_output.stop_reasons")
     rewards = p.get("generator_output.rewards")
     if isinstance(rewards, list):
-        rewards = math.fsum(p.floats("generator_output.rewards", len(response)))
+        rewards = p.total("generator_output.rewards", len(response))
     elif rewards is not None:
         rewards = p.number("generator_output.rewards")
     fields["reward"] = None if rewards is None else {"rewards": rewards}
@@ -268,3 +232,10 @@ ADAPTERS: Mapping[str, Adapter] = {
         ("input_ids", "attention_mask", "loss_mask"),
     ),
 }
+
+
+def adapter_of(stack: str) -> Adapter:
+    """The adapter of a kind of record. Raises ValueError, naming the kinds, for another one."""
+    if not isinstance(stack, str) or stack not in ADAPTERS:
+        raise ValueError(f"stack={short(stack)}: the records known are {', '.join(ADAPTERS)}")
+    return ADAPTERS[stack]

@@ -13,7 +13,7 @@ from functools import cache
 
 import pandas as pd
 
-from rlinfra_utils.rollouts.verdict import show
+from rlinfra_utils.doors import choice
 from rlinfra_utils.stacks.data import FOLDER, load
 
 #: The seven stacks, in the order of the tables.
@@ -94,8 +94,8 @@ class Table:
 def table(axis: str | None = None, stack: str | None = None) -> Table:
     """The map, or the part of it on one axis, on one stack, or both. Raises ValueError for an unknown name."""
     for name, value, known in (("axis", axis, AXIS_TITLES), ("stack", stack, STACKS)):
-        if value is not None and value not in list(known):
-            raise ValueError(f"{name}={show(value)}: known are {', '.join(known)}")
+        if value is not None:
+            choice(name, value, known)
     rows = AXES
     rows = rows if axis is None else rows[rows["axis"] == axis]
     rows = rows if stack is None else rows[rows["stack"] == stack]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rlinfra_utils.rollouts.verdict import show
+from rlinfra_utils.doors import complaint, short
 from rlinfra_utils.stacks.atlas import NOT_STATED, STACKS, cell
 from rlinfra_utils.stacks.data import FOLDER, load
 
@@ -129,18 +129,14 @@ def _checked(requirements: Any) -> Requirements:
     if isinstance(requirements, Requirements):
         return requirements
     if not isinstance(requirements, Mapping):
-        raise ValueError(f"requirements: {show(requirements)} is no mapping; send Requirements or its fields by name")
+        raise ValueError(f"requirements: {short(requirements)} is no mapping; send Requirements or its fields by name")
     data = {name: tuple(v) if isinstance(v, list) else v for name, v in requirements.items()}
     try:
         return Requirements.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    if not where:
-        raise ValueError(first["msg"].removeprefix("Value error, "))
-    known = ", ".join(Requirements.model_fields)
-    advice = f"the fields are {known}" if first["type"] == "extra_forbidden" else first["msg"].lower()
-    raise ValueError(f"{show(where)[1:-1]}: {show(first['input'])}: {advice}")
+        unknown = error.errors(include_url=False)[0]["type"] == "extra_forbidden"
+        advice = f"; the fields are {', '.join(Requirements.model_fields)}" if unknown else ""
+        raise ValueError(complaint(error) + advice) from None
 
 
 def _judge(stack: str, needs: list[str]) -> Candidate:

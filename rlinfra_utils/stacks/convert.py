@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlinfra_utils.doors import complaint, short
 from rlinfra_utils.rollouts import Decoding, Rollout
-from rlinfra_utils.rollouts.verdict import show
-from rlinfra_utils.stacks.adapters import ADAPTERS, Draft
+from rlinfra_utils.stacks.adapters import adapter_of
+from rlinfra_utils.stacks.draft import Draft
 from rlinfra_utils.stacks.fields import Gap, gaps
 from rlinfra_utils.stacks.reader import Reader
 
@@ -35,15 +36,14 @@ def to_rollout(
     Raises ValueError, one line with the field: an unknown stack, a payload without tokens or with lengths or types
     that disagree, provenance that is no field of a rollout or contradicts the payload.
     """
-    if not isinstance(stack, str) or stack not in ADAPTERS:
-        raise ValueError(f"stack={show(stack)}: the records known are {', '.join(ADAPTERS)}")
-    adapter = ADAPTERS[stack]
+    adapter = adapter_of(stack)
     draft = adapter.read(Reader(stack, payload, row, adapter.rows))
     said = {name: value for name, value in draft.fields.items() if value is not None}
     asserted = _asserted(provenance or {})
     for name in asserted.keys() & said.keys():
         if getattr(_typed({name: said[name]}), name) != asserted[name]:
-            raise ValueError(f"provenance.{name}: {show(asserted[name])} contradicts the payload's {show(said[name])}")
+            ours, theirs = short(asserted[name]), short(said[name])
+            raise ValueError(f"provenance.{name}: {ours} contradicts the payload's {theirs}")
     _within(asserted, draft)
     extra = {name: _text(value) for name, value in draft.extra.items() if value is not None}
     if asserted:
@@ -55,10 +55,10 @@ def to_rollout(
 def _asserted(provenance: Any) -> dict[str, Any]:
     """The asserted fields, typed; a null asserts nothing."""
     if not isinstance(provenance, Mapping):
-        raise ValueError(f"provenance: {show(provenance)} is no mapping; send fields of a rollout by name")
+        raise ValueError(f"provenance: {short(provenance)} is no mapping; send fields of a rollout by name")
     for name in provenance:
         if name not in Rollout.model_fields or name in NOT_ASSERTED:
-            raise ValueError(f"provenance: {show(name)} is no field of a rollout to assert; see rollouts.Rollout")
+            raise ValueError(f"provenance: {short(name)} is no field of a rollout to assert; see rollouts.Rollout")
     given = {name: value for name, value in provenance.items() if value is not None}
     record = _typed(given, "provenance.")
     return {name: getattr(record, name) for name in given}
@@ -68,9 +68,7 @@ def _typed(data: dict[str, Any], prefix: str = "") -> Rollout:
     try:
         return Rollout.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = prefix + ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where}: {show(first['input'])}: {first['msg'].lower()}; send the schema's type") from None
+        raise ValueError(f"{prefix}{complaint(error)}; send the schema's type") from None
 
 
 def _within(asserted: Mapping[str, Any], draft: Draft) -> None:
@@ -82,7 +80,7 @@ def _within(asserted: Mapping[str, Any], draft: Draft) -> None:
     for name, given in versions.items():
         if given and not _possible(min(given), max(given), *draft.versions):
             bounds = "first {}, last {}".format(*("unknown" if v is None else v for v in draft.versions))
-            raise ValueError(f"provenance.{name}: {show(given)} contradicts the payload's versions, {bounds}")
+            raise ValueError(f"provenance.{name}: {short(given)} contradicts the payload's versions, {bounds}")
     decoding: Decoding | None = asserted.get("decoding")
     if decoding is not None and draft.temperature is not None and decoding.temperature not in (None, draft.temperature):
         asked = f"provenance.decoding.temperature: {decoding.temperature}"
@@ -100,4 +98,4 @@ def _possible(low: int, high: int, first: int | None, last: int | None) -> bool:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=show)
+    return value if isinstance(value, str) else json.dumps(value, default=short)

@@ -12,8 +12,7 @@ from typing import Any
 import pandas as pd
 
 from rlinfra_utils.rollouts import Rollout
-from rlinfra_utils.rollouts.verdict import show
-from rlinfra_utils.stacks.adapters import ADAPTERS
+from rlinfra_utils.stacks.adapters import ADAPTERS, adapter_of
 from rlinfra_utils.stacks.convert import to_rollout
 from rlinfra_utils.stacks.data import load
 from rlinfra_utils.stacks.fields import FORBIDS, Gap
@@ -21,14 +20,13 @@ from rlinfra_utils.stacks.fields import FORBIDS, Gap
 
 def record(stack: str) -> dict[str, Any]:
     """The stored record of a kind: stack, origin, made_on (date), how, payload. Raises ValueError for another kind."""
-    if not isinstance(stack, str) or stack not in ADAPTERS:
-        raise ValueError(f"stack={show(stack)}: the records known are {', '.join(ADAPTERS)}")
+    adapter_of(stack)  # the door
     return load(f"record_{stack.lower().replace(' ', '_').replace('-', '_')}.json")
 
 
 def presence(records: Mapping[str, tuple[Rollout, Mapping[str, Gap]]] | None = None) -> pd.DataFrame:
-    """Contract fields by kind of record: "yes", "asserted", "part" (something stands in its place), "no", or "-" where
-    the field is of no concern (an environment's version without its tokens).
+    """Contract fields (rows) by kind of record (columns): "yes", "asserted", "part" (something stands in its place),
+    "no", or "-" where the field is of no concern (an environment's version without its tokens).
 
     `records`: results of `to_rollout` by column name; the stored records where not given.
     """

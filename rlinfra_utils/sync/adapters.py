@@ -24,7 +24,10 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 @dataclass(frozen=True)
 class Adapter:
-    """Torch tensors by the name of the weight they change: `a[name]` (rank, in), `b[name]` (out, rank)."""
+    """Torch tensors by the name of the weight they change: `a[name]` (rank, in), `b[name]` (out, rank).
+
+    Raises ValueError for an alpha that is not above 0, and sides whose names or shapes do not go together.
+    """
 
     a: Mapping[str, Any]
     b: Mapping[str, Any]
@@ -60,7 +63,10 @@ def merge(base: Mapping[str, Any], adapter: Adapter) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def attached(model: Any, adapter: Adapter) -> Iterator[None]:
-    """Run a torch model with the adapter beside its weights, not in them, while the block runs."""
+    """Run a torch model with the adapter beside its weights, not in them, while the block runs.
+
+    Raises ValueError as `merge` does.
+    """
     _check_base(model.state_dict(), adapter)
     hooks = [
         model.get_submodule(name.removesuffix(".weight")).register_forward_hook(_adding(adapter, name))
@@ -74,7 +80,10 @@ def attached(model: Any, adapter: Adapter) -> Iterator[None]:
 
 
 def save_adapter(folder: str | os.PathLike, adapter: Adapter, base: Fingerprint) -> Fingerprint:
-    """Write the adapter, and which base it belongs to; returns the adapter's own fingerprint."""
+    """Write the adapter, and which base it belongs to; returns the adapter's own fingerprint.
+
+    Raises SyncError where `folder` cannot be written, ValueError for tensors that `fingerprint` refuses.
+    """
     from safetensors.torch import save_file
 
     folder = Path(folder)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.doors import number, short, whole
+from rlinfra_utils.doors import instance, number, short, whole
 from rlinfra_utils.sync.prints import Fingerprint
 
 Rows = list[list[float]]
@@ -72,8 +72,10 @@ def control(
     held = [_checked_sequence(index, sequence) for index, sequence in enumerate(sequences)]
     if not callable(score):
         raise ValueError(f"score={short(score)}: needs a function from sequences to their log-probs")
-    if fingerprint is not None and not isinstance(fingerprint, Fingerprint):
-        raise ValueError(f"fingerprint={short(fingerprint)}: needs what sync.fingerprint gives")
+    if fingerprint is not None:
+        instance("fingerprint", fingerprint, Fingerprint, "as sync.fingerprint gives")
+    if not isinstance(references, Mapping | None):
+        raise ValueError(f"references={short(references)}: needs log-probs by a name for their weights")
     score = _one_at_a_time(score)
     return Control(
         version=whole("version", version, 0),

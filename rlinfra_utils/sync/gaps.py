@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinfra_utils.doors import number, numbers, whole
+from rlinfra_utils.doors import listed, number, numbers, whole
 
 #: A gap this many times its reference has broken away from it.
 BREAK_RATIO = 3.0
@@ -49,12 +49,14 @@ def read_gaps(
 
     reference: what the gaps would be with a good sync, one for all or one each; without it the first gap. restarts:
     places of the first gap after an engine restart. updates: real updates (learning rate above 0) before each gap,
-    rising; without it, one before each gap but the first. Raises ValueError for malformed series.
+    rising; without it a gap counts as the first update's if it is `BREAK_RATIO` times the one before. Raises ValueError
+    for malformed series.
     """
     series = numbers("gaps", gaps)
     expected = _reference(reference, series)
-    done = _updates(updates, len(series))
-    starts = sorted(whole("restarts", place, 1, len(series) - 1) for place in restarts)
+    done = None if updates is None else _updates(updates, len(series))
+    places = listed("restarts", restarts, "places in gaps")
+    starts = sorted(whole("restarts", place, 1, len(series) - 1) for place in places)
     ratio = series / expected
     broken = np.flatnonzero(ratio >= BREAK_RATIO)
     if not broken.size:
@@ -62,7 +64,7 @@ def read_gaps(
         return GapReading("no_break", None, None, f"no gap reaches {BREAK_RATIO:g}x its reference ({largest:.2g}x)")
     first = int(broken[0])
     seen = f"gap {first + 1} is {ratio[first]:.1f}x its reference"
-    if done[first] == done[0]:
+    if first == 0 or (done is not None and done[first] == done[0]):
         text = f"{seen} before any real update: not a sync; compare precision, decoding and tokens first"
         return GapReading("before_any_update", first, float(ratio[first]), text)
     cause, why = _shape(ratio, done, starts, first)
@@ -76,18 +78,22 @@ def hidden_lag(version: int, block_versions: Sequence[int]) -> int:
     the cache has to be reset after each load, before the first request. Raises ValueError for a block that is newer.
     """
     version = whole("version", version, 0)
-    oldest = [whole(f"block_versions[{place}]", block, 0, version) for place, block in enumerate(block_versions)]
+    blocks = listed("block_versions", block_versions, "versions")
+    oldest = [whole(f"block_versions[{place}]", block, 0, version) for place, block in enumerate(blocks)]
     return version - min(oldest, default=version)
 
 
-def _shape(ratio: np.ndarray, done: np.ndarray, restarts: list[int], first: int) -> tuple[str, str]:
+def _shape(ratio: np.ndarray, done: np.ndarray | None, restarts: list[int], first: int) -> tuple[str, str]:
     """A jump or growth, and whether a restart took it back."""
     after_break = [place for place in restarts if place > first]
     end = after_break[0] if after_break else len(ratio)
     rise = ratio[first:end]
     healed = bool(after_break) and ratio[after_break[0]] < BREAK_RATIO
     start = max([place for place in restarts if place <= first], default=0)
-    is_first_update = int(done[first - 1]) == int(done[start])
+    if done is None:
+        is_first_update = bool(ratio[first] >= BREAK_RATIO * ratio[first - 1])
+    else:
+        is_first_update = int(done[first - 1]) == int(done[start])
     jumps = is_first_update and (ratio[first] - 1) >= JUMP_SHARE * (rise.max() - 1)
     grows = len(rise) >= 2 and rise[-1] > rise[0] and bool((np.diff(ratio[start:end]) >= 0).all())
     if healed and grows:
@@ -95,7 +101,8 @@ def _shape(ratio: np.ndarray, done: np.ndarray, restarts: list[int], first: int)
     if after_break and not healed:
         return "stale_weights", "and a restart does not take it back: the engine loads other weights"
     if jumps and not after_break:
-        return "stale_weights", "right after the first real update: stale weights, not precision; compare fingerprints"
+        when = "at once" if done is None else "right after the first real update"
+        return "stale_weights", f"{when}: stale weights, not precision; compare fingerprints"
     if grows:
         return "cannot_be_told", "and grows: a cache or weights that fall behind; restart the engine, look at the gap"
     return "cannot_be_told", "with no shape that tells; restart the engine, look at the gap, compare fingerprints"
@@ -113,8 +120,8 @@ def _reference(reference: Sequence[float] | float | None, series: np.ndarray) ->
     return expected
 
 
-def _updates(updates: Sequence[int] | None, length: int) -> np.ndarray:
-    done = np.arange(length) if updates is None else numbers("updates", updates)
+def _updates(updates: Sequence[int], length: int) -> np.ndarray:
+    done = numbers("updates", updates)
     if len(done) != length or (np.diff(done) < 0).any():
         raise ValueError(f"updates={done.tolist()}: needs {length} counts that do not fall, one a gap")
     return done

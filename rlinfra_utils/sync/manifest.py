@@ -1,8 +1,8 @@
 """What a folder of versions says of itself: the manifest of a version, and the pointer to the current one.
 
 Models: `current` names a version and the SHA-256 of its manifest, the manifest holds the print of each tensor: from the
-pointer down, each link is checked. Leaves out signatures: a hash finds accidents,
-no author. Use: `pointer = read_pointer(folder)`.
+pointer down, each link is checked. Leaves out signatures: a hash finds accidents, no author.
+Use: `pointer = read_pointer(folder)`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ def read_pointer(folder: Path) -> Pointer | None:
 
 
 def write_pointer(folder: Path, version: int) -> None:
-    """Announce a version: one atomic rename. Checks nothing; `Publisher` does that before."""
+    """Announce a version: one atomic rename. Checks nothing; `Publisher` does that before.
+
+    Raises OSError where the version has no manifest, or the folder cannot be written.
+    """
     manifest = (version_folder(folder, version) / MANIFEST).read_bytes()
     pointer = Pointer(version=version, manifest_sha256=hashlib.sha256(manifest).hexdigest())
     aside = folder / f".{POINTER}.aside"
@@ -85,7 +88,10 @@ def write_pointer(folder: Path, version: int) -> None:
 
 
 def read_manifest(path: Path, expected_sha256: str | None = None) -> Manifest:
-    """The manifest in the folder of one version. Raises SyncError where it is damaged or of another version."""
+    """The manifest in the folder of one version.
+
+    Raises SyncError where it is damaged or of another version, OSError where it cannot be read.
+    """
     raw = (path / MANIFEST).read_bytes()
     if expected_sha256 is not None and hashlib.sha256(raw).hexdigest() != expected_sha256:
         raise SyncError(f"{path / MANIFEST}: its SHA-256 differs from the one in {POINTER}; it was damaged or edited")

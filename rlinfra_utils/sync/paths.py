@@ -59,7 +59,11 @@ def through_folder(
     prompts: Sequence[list[int]] = (),
     trace: Trace | None = None,
 ) -> Transfer:
-    """A full snapshot, written to `folder` and loaded by `engine.load(path, version)`."""
+    """A full snapshot, written to `folder` and loaded by `engine.load(path, version)`. Raises as `Publisher.stage`.
+
+    As for every path: `prompts` are read before and after, for what the lost cache costs; `trace` takes the parts as
+    spans; ValueError for a version that is no whole number from 0.
+    """
 
     def move(parts: Parts) -> int:
         path, manifest = stage(Path(folder), state_dict, version, None, parts)
@@ -96,7 +100,8 @@ def adapter_only(
 ) -> Transfer:
     """An adapter through `folder`; the engine's side merges it into the `base` that it has kept.
 
-    `engine.model` receives the sum. The base's fingerprint is not timed: an engine makes it once.
+    `engine.model` receives the sum. The base's fingerprint is not timed: an engine makes it once. Raises as
+    `save_adapter`, `load_adapter` and `merge`.
     """
     base_print = fingerprint(base)
 

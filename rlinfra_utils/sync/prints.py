@@ -74,7 +74,7 @@ def fingerprint(state_dict: Mapping[str, Any]) -> Fingerprint:
 
 
 def print_of(tensors: Mapping[str, Any], aliases: Mapping[str, str]) -> Fingerprint:
-    """Hash what `in_host_memory` gave."""
+    """Hash what `in_host_memory` gave. Raises ValueError for a tensor of no bytes."""
     prints = {}
     for name, tensor in tensors.items():
         data = raw_bytes(tensor)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from rlinfra_utils.doors import number, short, whole
+from rlinfra_utils.doors import listed, number, short, whole
+from rlinfra_utils.sync.control import Control
 from rlinfra_utils.sync.manifest import (
     MANIFEST,
     Manifest,
@@ -36,7 +37,7 @@ from rlinfra_utils.sync.parts import Parts
 from rlinfra_utils.sync.prints import Fingerprint, differences
 from rlinfra_utils.sync.replicas import Replica, ask
 from rlinfra_utils.sync.staging import aside_of, on_disk, stage
-from rlinfra_utils.sync.verify import Control, verify
+from rlinfra_utils.sync.verify import verify
 from rlinfra_utils.timers import Trace
 
 _LOCK = ".publisher.lock"
@@ -73,6 +74,7 @@ class Publisher:
     ) -> None:
         self.folder, self.keep = Path(folder), whole("keep", keep)
         self.deadline_s, self.trace = number("deadline_s", deadline_s, above=True), trace
+        engines = listed("replicas", replicas, "engines")
         with on_disk(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.folder / _LOCK)
@@ -80,7 +82,7 @@ class Publisher:
         try:
             with on_disk(self.folder):
                 self._sweep()
-            self._replicas = [Replica(_checked_replica(index, engine)) for index, engine in enumerate(replicas)]
+            self._replicas = [Replica(_checked_replica(index, engine)) for index, engine in enumerate(engines)]
             self._bring_back()
         except BaseException:
             self.close()
@@ -119,7 +121,10 @@ class Publisher:
         return Publication(version, path, manifest.fingerprint, changed, parts.seconds)
 
     def stage(self, state_dict: Mapping[str, Any], version: int, parts: Parts | None = None) -> tuple[Path, Manifest]:
-        """Write a version to the disk, proven, and announced to nobody; returns its folder and its manifest."""
+        """Write a version to the disk, proven, and announced to nobody; returns its folder and its manifest.
+
+        Raises as `publish` does of staging.
+        """
         return stage(self.folder, state_dict, version, self._announced(), parts or Parts())
 
     def confirm(self, path: Path, manifest: Manifest, control: Control | None = None) -> None:

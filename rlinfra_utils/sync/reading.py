@@ -63,7 +63,7 @@ def read(folder: str | os.PathLike, framework: str = "numpy") -> Weights:
 
 
 def proven(path: Path, manifest: Manifest, framework: str) -> tuple[dict[str, Any], Fingerprint]:
-    """The tensors in the folder of a version and their fingerprint; SyncError unless it is the manifest's."""
+    """The tensors in the folder of a version and their fingerprint; raises SyncError unless it is the manifest's."""
     tensors = _read_tensors(path, framework)
     prints = fingerprint(tensors)
     if found := differences(manifest.fingerprint, prints):

@@ -45,7 +45,10 @@ class Replica:
 
 
 def ask(replicas: Sequence[Replica], call: Callable[[Any], Any], deadline_s: float) -> dict[int, str]:
-    """Ask all at once, wait for all until one deadline, and say why each that failed did, by its place."""
+    """Ask all at once, wait for all until one deadline, and say why each that failed did, by its place.
+
+    Raises nothing that a replica raised: that is its answer. A KeyboardInterrupt of the waiting itself goes on.
+    """
     answers = [replica.ask(call) for replica in replicas]
     until_s = time.monotonic() + deadline_s
     failures = {}

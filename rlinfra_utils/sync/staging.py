@@ -1,7 +1,7 @@
 """A version on its way to the disk: checked against the one before, written aside, read back, renamed.
 
 Models: after `stage` the folder of the version is there whole, or not at all; nobody is told of it. Leaves out who
-loads it (`publisher.py`). Use: `path, manifest = stage(folder, state_dict, 7, before=None)`.
+loads it (`publisher.py`). Use: `path, manifest = stage(folder, state_dict, 7, None, Parts())`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlinfra_utils.sync.tensors import in_host_memory, is_finite
 def stage(
     folder: Path, state_dict: Mapping[str, Any], version: int, before: Manifest | None, parts: Parts
 ) -> tuple[Path, Manifest]:
-    """Write one version; returns its folder and manifest.
+    """Write one version; returns its folder and manifest. `parts` takes the seconds of each part.
 
     Raises ValueError, with nothing written, for weights that are not finite or do not fit the version `before`;
     SyncError for a full disk and the like, with nothing left behind.
@@ -94,7 +94,7 @@ def _of_torch(tensors: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """Errors of the disk in one line."""
+    """Raise errors of the disk inside as SyncError, in one line."""
     try:
         yield
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinfra_utils.doors import short, whole
+from rlinfra_utils.doors import instance, short, whole
 from rlinfra_utils.rollouts import Decoding
 from rlinfra_utils.sync.control import Control, checked_rows, mean_gap
 from rlinfra_utils.sync.prints import HASH_OF_NOTHING, Fingerprint, differences
@@ -30,8 +30,7 @@ def verify(engine: Any, version: int, control: Control) -> Proof:
     whose trainer has gone on since.
     """
     version = whole("version", version, 0)
-    if not isinstance(control, Control):
-        raise ValueError(f"control={short(control)}: needs what sync.control gives")
+    instance("control", control, Control, "as sync.control gives")
     if control.version != version:
         raise ValueError(f"control.version={control.version}: cannot prove version {version}; make a control of it")
     control.check_still_holds()

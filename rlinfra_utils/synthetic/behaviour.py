@@ -45,6 +45,7 @@ class Policy:
         Raises ValueError for a version, position or token that the policy does not have.
         """
         num_versions, _, num_others = self.logits.shape
+        versions, positions, tokens = np.asarray(versions), np.asarray(positions), np.asarray(tokens)
         for name, values, low, high in (
             ("versions", versions, self.oldest_version, self.oldest_version + num_versions - 1),
             ("positions", positions, 1, MAX_POSITION),
@@ -93,7 +94,10 @@ class Policy:
 
 
 def policy(seed: int, workload: Workload = DEFAULT) -> Policy:
-    """The policy that `rollout_table(num, seed, workload)` draws from, in all versions up to the current one."""
+    """The policy that `rollout_table(num, seed, workload)` draws from, in all versions up to the current one.
+
+    Raises ValueError for a seed that is negative or not whole.
+    """
     check_request(seed, workload)
     rng = np.random.default_rng([seed, 0])
     shape = (workload.max_lag + 1, NUM_CONTEXTS, workload.vocab_size - 1)

@@ -104,9 +104,8 @@ def _row_columns(plan: Plan, seed: int, workload: Workload) -> dict[str, pa.Arra
     }
     same = pa.array(np.zeros(num, np.int32))
     ones = pa.array(np.arange(num + 1, dtype=np.int32))
-    prompt = ("p", plan.group)
     return {name: pa.array([value], SCHEMA.field(name).type).take(same) for name, value in constants.items()} | {
-        "prompt_id": _joined(*prompt),
+        "prompt_id": _joined("p", plan.group),
         "group_id": _joined("g", plan.group),
         "sample_id": _joined(f"synthetic-{seed}-p", plan.group, "-s", plan.member),
         "response_length": pa.array(plan.response_tokens),
@@ -148,5 +147,5 @@ def rollout_table(num: int, seed: int, workload: Workload = DEFAULT) -> pa.Table
 
 
 def rollouts(num: int, seed: int, workload: Workload = DEFAULT) -> list[Rollout]:
-    """The rows of `rollout_table(num, seed, workload)` as records."""
+    """The rows of `rollout_table(num, seed, workload)` as records. Raises ValueError as it does."""
     return from_table(rollout_table(num, seed, workload))

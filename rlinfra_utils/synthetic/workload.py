@@ -13,18 +13,23 @@ from numbers import Integral, Real
 
 import numpy as np
 
+from rlinfra_utils.doors import short
+
 
 def check(name: str, value, low: float, high: float = 2.0**53, *, above: bool = False, whole: bool = False) -> None:
     """Raise ValueError, naming field and value, unless `value` is a number in [low, high] ((low, high] if `above`)."""
     kind = "a whole number" if whole else "a number"
     number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     if not (number and low <= value <= high and not (above and value == low)):
-        raise ValueError(f"{name}: {str(value)[:40]} is not {kind} {'above' if above else 'from'} {low:g} to {high:g}")
+        raise ValueError(f"{name}: {short(value)} is not {kind} {'above' if above else 'from'} {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Lengths whose logarithm is normal: `median_tokens`, and `sigma`, the standard deviation of the log."""
+    """Lengths whose logarithm is normal: `median_tokens`, and `sigma`, the standard deviation of the log.
+
+    Raises ValueError for one that is not above 0.
+    """
 
     median_tokens: float
     sigma: float
@@ -54,7 +59,10 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Lengths with P(X >= x) = (minimum_tokens / x)^alpha. Infinite mean for alpha <= 1, variance for <= 2."""
+    """Lengths with P(X >= x) = (minimum_tokens / x)^alpha. Infinite mean for alpha <= 1, variance for <= 2.
+
+    Raises ValueError for a parameter that is not above 0.
+    """
 
     minimum_tokens: float
     alpha: float

@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from rlinfra_utils.doors import short
+from rlinfra_utils.doors import instance, short, whole
 from rlinfra_utils.tracing.picture import AFTER_TRAINING, chains_svg
-from rlinfra_utils.tracing.reading import RunData
+from rlinfra_utils.tracing.reading import RunData, require_run
 
 #: The chain's links in order -> what cannot be done without one.
 FORBIDS = {
@@ -99,7 +99,13 @@ def follow(
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) != 1:
         raise ValueError(f"follow: {short(given)} asked for; give one of {', '.join(asked)}")
-    (name, value), question = next(iter(given.items())), f"{next(iter(given))}={short(next(iter(given.values())))}"
+    require_run(run)
+    name, value = next(iter(given.items()))
+    question = f"{name}={short(value)}"
+    if name == "rollout_id":
+        instance(name, value, str, "the sample_id of one record")
+    else:
+        whole(name, value, 0)
     found = chains_of(run, [value]) if name == "rollout_id" else _of_batches(run, name, value)
     chains = tuple(chain for chain in found if branch_id in (None, chain.branch_id))
     if not chains:
@@ -110,10 +116,11 @@ def follow(
 
 def _held(run: RunData, name: str) -> str:
     values = run.rollouts["rollout_id"] if name == "rollout_id" else run.batches[name]
-    if not len(values):
+    if values.empty:
         return "it holds nothing of that kind"
-    low, high = (values.iloc[0], values.iloc[-1]) if name == "rollout_id" else (values.min(), values.max())
-    return f"it holds {low!r} to {high!r}" if name == "rollout_id" else f"it holds {low} to {high}"
+    if name == "rollout_id":
+        return f"it holds {values.iloc[0]!r} to {values.iloc[-1]!r}"
+    return f"it holds {values.min()} to {values.max()}"
 
 
 def chains_of(run: RunData, rollout_ids: Iterable[str]) -> Iterator[Chain]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +21,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlinfra_utils.doors import short
-from rlinfra_utils.rollouts.storage import flush, flush_folder
+from rlinfra_utils.doors import complaint, short
+from rlinfra_utils.rollouts.storage import replacing
 
 FORMAT = 1
 DESCRIPTION, BATCHES, EVENTS, ROLLOUTS, TRACE = "run.json", "batches.jsonl", "events.jsonl", "rollouts", "trace.json"
@@ -83,16 +81,14 @@ def describe(folder: Path) -> Description:
     except OSError as error:
         raise RunFolderError(f"{path}: {error.strerror or error}; a run folder is begun by tracing.RunLog") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "content"
-        raise RunFolderError(f"{path}: {place}: {first['msg']} ({short(first['input'])}); is no run.json") from None
+        raise RunFolderError(f"{path}: {complaint(error)}; is no run.json") from None
     if description.format != FORMAT:
         raise RunFolderError(f"{path}: format is {description.format}, this package reads {FORMAT}")
     return description
 
 
 def enter(folder: Path, run_id: str, branch_id: str, config: Mapping[str, Any], started_unix_s: float) -> Description:
-    """Begin a run or a branch, or find it begun; `RunLog` has the rules. Several processes may enter at once."""
+    """Begin a run or a branch, or find it begun; `RunLog` has the rules and the errors. Several processes may enter."""
     asked = Branch.model_validate_json(  # through JSON, so that tuples and the like are what a reader will find
         json.dumps(
             {
@@ -123,15 +119,8 @@ def enter(folder: Path, run_id: str, branch_id: str, config: Mapping[str, Any], 
 
 
 def _describe_as(folder: Path, description: Description) -> Description:
-    aside = folder / f".{DESCRIPTION}.{uuid.uuid4().hex}.aside"
-    try:
-        with open(aside, "xb") as file:
-            file.write(description.model_dump_json(indent=1).encode())
-            flush(file)
-        os.replace(aside, folder / DESCRIPTION)
-    finally:
-        aside.unlink(missing_ok=True)
-    flush_folder(folder)
+    with replacing(folder / DESCRIPTION) as file:
+        file.write(description.model_dump_json(indent=1).encode())
     return description
 
 

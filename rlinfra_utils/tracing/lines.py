@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rlinfra_utils.doors import is_number, short
+from rlinfra_utils.doors import LARGEST, complaint, is_number, number, short
 from rlinfra_utils.tracing.folder import RunFolderError
 
 #: Each line begins so; inside a JSON text the quotes would be escaped.
@@ -42,7 +42,7 @@ DURABLE = frozenset({"rollouts", "rollout_lost", "checkpoint_saved", "restored",
 
 class _Line(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, ser_json_inf_nan="constants")
-    time_unix_s: float
+    time_unix_s: float = Field(allow_inf_nan=False)
     branch_id: str
     config_hash: str
 
@@ -56,10 +56,10 @@ class BatchLine(_Line):
 
     model_config = ConfigDict(extra="forbid")
     training_batch_id: str
-    optimizer_step: int = Field(ge=0)
-    rollout_ids: list[str]
-    trained_policy_version: int = Field(ge=0)
-    resulting_policy_version: int = Field(ge=0)
+    optimizer_step: int = Field(ge=0, le=LARGEST)
+    rollout_ids: list[str] = Field(min_length=1)
+    trained_policy_version: int = Field(ge=0, le=LARGEST)
+    resulting_policy_version: int = Field(ge=0, le=LARGEST)
     stats: dict[str, float] = {}
 
 
@@ -79,18 +79,12 @@ class EventLine(_Line):
         for name, kind in REQUIRED.get(self.kind, {}).items():
             value = getattr(self, name, None)
             good = isinstance(value, str) if kind is str else is_number(value) and value >= 0
-            if not good or (kind is int and value != int(value)):
+            if not good or (kind is int and not (value <= LARGEST and value == int(value))):
                 raise ValueError(f"{name}={short(value)}: an event of kind {self.kind!r} needs {_NEEDS[kind]}")
+        within_s = getattr(self, "within_s", None)
+        if within_s is not None:
+            number("within_s", within_s)
         return self
-
-
-def complaint(error: ValidationError) -> str:
-    """What a model says against its fields, in one line: the first of its findings."""
-    first = error.errors()[0]
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    place = ".".join(map(str, first["loc"])) or "line"
-    return f"{place}={short(first['input'])}: {first['msg'].lower()}"
 
 
 Line = TypeVar("Line", bound=_Line)
@@ -103,7 +97,8 @@ def append(path: Path, line: _Line, durable: bool) -> None:
     """
     fields = line.model_dump()
     try:
-        data = json.dumps(fields, separators=(",", ":"), default=_plain).encode() + b"\n"
+        text = json.dumps(fields, separators=(",", ":"), default=_plain, ensure_ascii=False)
+        data = text.encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name}: {short(fields)}: {error}; needs what JSON holds") from None
     try:
@@ -133,16 +128,19 @@ def parse(path: Path, kind: type[Line]) -> tuple[list[Line], list[str]]:
     problems: list[str] = []
     if not path.exists():
         return lines, problems
-    rows = path.read_bytes().split(b"\n")
-    for number, row in enumerate(rows, start=1):
+    try:
+        rows = path.read_bytes().split(b"\n")
+    except OSError as error:
+        return lines, [f"{path.name}: cannot be read: {error.strerror or error}"]
+    for place, row in enumerate(rows, start=1):
         if not row:
             continue
         line, problem = _parsed(row, kind)
         if line is not None:
             lines.append(line)
         if problem:
-            last = " (the last line: its writer was killed, or is still writing)" if number == len(rows) else ""
-            problems.append(f"{path.name}:{number}: {problem}{last}")
+            last = " (the last line: its writer was killed, or is still writing)" if place == len(rows) else ""
+            problems.append(f"{path.name}:{place}: {problem}{last}")
     return lines, problems
 
 
@@ -150,6 +148,10 @@ def _parsed(row: bytes, kind: type[Line]) -> tuple[Line | None, str | None]:
     """The line in a row, behind a torn one too, and the problem of the row."""
     try:
         fields = json.loads(row)
+        if b"\\ud" in row.lower():
+            json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return None, f"holds half a surrogate pair, which is no text, in {short(row)}; the line is left out"
     except (ValueError, RecursionError):
         start = row.rfind(_HEAD, 1)
         behind = _parsed(row[start:], kind)[0] if start > 0 else None

@@ -17,7 +17,7 @@ import pandas as pd
 
 from rlinfra_utils import offpolicy
 from rlinfra_utils.rollouts import STOP_REASONS
-from rlinfra_utils.tracing.reading import RunData
+from rlinfra_utils.tracing.reading import RunData, require_run
 
 TRAINER_LOGPROBS = "trainer_logprobs"
 #: Names in a batch's `stats` that figures are read from, with their meaning.
@@ -37,7 +37,8 @@ def per_rollout(run: RunData) -> pd.DataFrame:
     `trainer_logprobs`, `behavior_logprobs`: arrays over its policy tokens (trainer's: None where not stored).
     `written_unix_s`: when its file was whole.
     """
-    only = next(iter(run.description.branches)) if len(run.description.branches) == 1 else None
+    branches = require_run(run).description.branches
+    only = next(iter(branches)) if len(branches) == 1 else None
     frame = run.rollouts
     out = frame[["rollout_id", "group_id", "stop_reason", "num_retries"]].copy()
     out["branch_id"] = frame["branch_id"].where(frame["branch_id"].notna(), only)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from rlinfra_utils.doors import short
 from rlinfra_utils.tracing import groups
 from rlinfra_utils.tracing.measure import per_batch, per_rollout
-from rlinfra_utils.tracing.reading import RunData
+from rlinfra_utils.tracing.reading import RunData, require_run
 from rlinfra_utils.tracing.sheet import Metrics, Sheet
 
 
 def metrics(run: RunData, branch_id: str | None = None, now_unix_s: float | None = None) -> Metrics:
-    """All metrics of one branch; None is the run's last one. Batches that a restore undid are left out.
+    """All metrics of one branch, units by row; None is the run's last one. Batches that a restore undid are left out.
 
     `now_unix_s` is what ages are counted up to; None is the latest stamp in the files, so that a finished run reads
     the same tomorrow. Raises ValueError for a branch that the run does not have.
     """
-    branches = run.description.branches
+    branches = require_run(run).description.branches
     branch_id = run.description.branch_id if branch_id is None else branch_id
     if branch_id not in branches:
         raise ValueError(f"branch_id={short(branch_id)}: the run has {', '.join(branches)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlinfra_utils.doors import installed
 from rlinfra_utils.tracing.chain import Chain, chains_of
 from rlinfra_utils.tracing.measure import per_rollout
 from rlinfra_utils.tracing.reading import RunData
@@ -27,10 +28,9 @@ def export_spans(run: RunData, provider: Any) -> int:
     A record without its file's event or its times has a span of 0 s. Raises ModuleNotFoundError where OpenTelemetry
     is not installed.
     """
-    try:
-        from opentelemetry.trace import Link
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error.name}: is not installed; pip install opentelemetry-sdk") from None
+    installed("opentelemetry", extra="otel")
+    from opentelemetry.trace import Link
+
     tracer = provider.get_tracer("rlinfra_utils.tracing")
     contexts = _rollout_spans(run, tracer)
     for batch in run.batches.itertuples():

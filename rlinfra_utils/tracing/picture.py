@@ -1,7 +1,7 @@
 """Small pictures as inline SVG: the chain of identifiers, and a line of values with its marks.
 
 Models: text and lines in the page's own colour (`currentColor`), so that a picture fits a dark page and a light one.
-Leaves out axes with ticks (`plots` has them). Use: `chains_svg(followed)`; `sparkline(values, marks=[12])`.
+Leaves out axes with ticks (`plots` has them). Use: `chains_svg(followed)`; `sparkline(values, "reward", marks=[12])`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ BLUE, RED = "#3a8fc8", "#e0692a"
 #: The links that a training batch adds.
 AFTER_TRAINING = ("training_batch_id", "optimizer_step", "resulting_policy_version")
 _COLUMN, _ROW, _BOX, _HEAD, _MOST = 178, 30, 158, 34, 16
+_LINE_WIDTH, _LINE_HEIGHT = 260, 48
 
 
 def chains_svg(followed: Followed) -> str:
@@ -93,14 +94,12 @@ def _label(x: float, y: float, text: str, bold: bool = False) -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="middle" fill="currentColor"{weight}>{shown}</text>'
 
 
-def sparkline(
-    values: Sequence[float], label: str, marks: Sequence[int] = (), width: int = 260, height: int = 48
-) -> str:
+def sparkline(values: Sequence[float], label: str, marks: Sequence[int] = ()) -> str:
     """A line through `values` in order; NaN breaks it. `marks`: indices at which a vertical red line stands.
 
     Only finite values are drawn; without any the picture says so.
     """
-    height = 48
+    width, height = _LINE_WIDTH, _LINE_HEIGHT
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return _svg(width, height, f"{label}: no value", [_label(width / 2, height / 2, "no value")])

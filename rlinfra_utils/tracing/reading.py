@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from rlinfra_utils.doors import instance
 from rlinfra_utils.rollouts import SCHEMA, RolloutFileError, read
 from rlinfra_utils.timers import Trace
 from rlinfra_utils.tracing.folder import BATCHES, DESCRIPTION, EVENTS, ROLLOUTS, TRACE, Description, describe
@@ -76,6 +77,11 @@ def read_run(folder: str | os.PathLike) -> RunData:
     problems += batch_problems + event_problems + trace_problems + _contradictions(description, rollouts, batches)
     problems += _missing_files(folder / ROLLOUTS, events)
     return RunData(folder, description, table, rollouts, batches, events, spans, problems)
+
+
+def require_run(run: Any) -> RunData:
+    """`run` itself. Raises ValueError for anything else, such as the folder's path."""
+    return instance("run", run, RunData, "as read_run(folder) gives")
 
 
 def _read_rollouts(folder: Path) -> tuple[pa.Table, list[str], list[str]]:
@@ -163,5 +169,5 @@ def _trained_wrongly(known: set[str], standing: pd.DataFrame) -> list[str]:
 def _missing_files(folder: Path, events: pd.DataFrame) -> list[str]:
     """Files of rollouts that an event says were written and that are not there."""
     named = {str(name) for name in events.loc[events["kind"] == "rollouts", "file"]} if "file" in events else set()
-    missing = sorted(name for name in named if not (folder / name).exists())
+    missing = sorted(named - {path.name for path in folder.glob("*")})
     return [f"{ROLLOUTS}/{name}: was written and is not there" for name in missing]

@@ -17,7 +17,7 @@ import pandas as pd
 
 from rlinfra_utils.doors import choice, is_number, short
 from rlinfra_utils.tracing.figures import FIGURES, JUMP_BATCHES, standing
-from rlinfra_utils.tracing.reading import RunData
+from rlinfra_utils.tracing.reading import RunData, require_run
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,12 @@ def alerts(run: RunData, rules: Iterable[Rule] = RULES, now_unix_s: float | None
     `now_unix_s` is what silence and ages are counted up to: give time.time() for a run that should be alive; None is
     the latest stamp in the files. Raises ValueError for rules that are none, and a `now_unix_s` before that stamp.
     """
-    last_unix_s = run.last_unix_s
+    last_unix_s = require_run(run).last_unix_s
     now_unix_s = (last_unix_s or 0.0) if now_unix_s is None else now_unix_s
     if not is_number(now_unix_s) or not now_unix_s >= (last_unix_s or 0.0):
         raise ValueError(f"now_unix_s={short(now_unix_s)}: needs unix seconds, not before the last stamp {last_unix_s}")
+    if not isinstance(rules, Iterable):
+        raise ValueError(f"rules={short(rules)}: needs a list of tracing.Rule")
     found: list[Alert] = []
     unjudged: dict[str, str] = {}
     batches = standing(run)

@@ -1,5 +1,8 @@
 """Write a run folder while the run goes on: `RunLog`.
 
+Models: rollouts, training batches and events of one branch, by any number of writers. Leaves out reading them back
+(`reading.py`), spans (`timers`) and checkpoints. Use: `log = RunLog("out/run", "run7", "main", config)`.
+
 Life: made (the folder's branch begun or found) -> rollouts, batches and events in any order, from any number of
 processes and threads, each with a RunLog of its own or a copy -> nothing to close. Invariant: what a call returned
 from is seen by every reader, whatever is killed after it; batches, rollouts and the events of `lines.DURABLE` survive
@@ -13,6 +16,7 @@ import math
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from rlinfra_utils.doors import short
+from rlinfra_utils.doors import complaint, is_number, short
 from rlinfra_utils.rollouts import Rollout, to_table, write
 from rlinfra_utils.tracing.folder import BATCHES, EVENTS, ROLLOUTS, RunFolderError, enter
-from rlinfra_utils.tracing.lines import DURABLE, BatchLine, EventLine, append, complaint
+from rlinfra_utils.tracing.lines import DURABLE, BatchLine, EventLine, append
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -90,10 +94,12 @@ class RunLog:
         `time_unix_s`: when it was done; None is this moment. Raises ValueError for a field of another type, an empty
         batch or a rollout that is in it twice.
         """
-        ids = [] if isinstance(rollout_ids, str) else list(rollout_ids)
-        if not ids or len(set(ids)) < len(ids):
-            twice = sorted({i for i in ids if ids.count(i) > 1})
-            raise ValueError(f"rollout_ids={short(twice or rollout_ids)}: needs a list of ids, none twice")
+        listed = isinstance(rollout_ids, Iterable) and not isinstance(rollout_ids, str)
+        ids = list(rollout_ids) if listed else []
+        are_texts = all(isinstance(name, str) for name in ids)
+        twice = [name for name, count in Counter(ids).items() if count > 1] if are_texts else []
+        if not ids or not are_texts or twice:
+            raise ValueError(f"rollout_ids={short(twice or rollout_ids)}: needs a list of ids, texts, none twice")
         if not isinstance(stats or {}, Mapping):
             raise ValueError(f"stats={short(stats)}: needs numbers by name")
         fields = {
@@ -120,7 +126,7 @@ class RunLog:
 
     def _line(self, model: type, time_unix_s: float | None, fields: dict[str, Any]) -> Any:
         stamp = time.time() if time_unix_s is None else time_unix_s
-        if isinstance(stamp, bool) or not isinstance(stamp, int | float) or not math.isfinite(stamp):
+        if not is_number(stamp) or not math.isfinite(stamp):
             raise ValueError(f"time_unix_s={short(stamp)}: needs seconds since 1970")
         common = {"time_unix_s": float(stamp), "branch_id": self.branch_id, "config_hash": self.config_hash}
         try:

@@ -116,9 +116,9 @@ def _answer_times(answers: pd.DataFrame, decode: pd.DataFrame, config: ClusterCo
 
 def _train_times(run: RunData, train: pd.DataFrame, config: ClusterConfig) -> dict[str, Any]:
     """The model's passes go by padded tokens, the optimizer's step by nothing, all else by rollouts."""
-    inside = run.spans["track"].eq("trainer0") & run.spans["start_s"].between(
-        train["start_s"].min(), train["end_s"].max()
-    )
+    # By their middles: the trainer's clock may be a little before or behind the loop's.
+    middle_s = run.spans["start_s"] + run.spans["dur_s"] / 2
+    inside = run.spans["track"].eq("trainer0") & middle_s.between(train["start_s"].min(), train["end_s"].max())
     took_s = run.spans[inside].groupby("stage")["dur_s"].sum()
     padded = run.spans.loc[inside & run.spans["stage"].eq("train"), "padded_tokens"].to_numpy(dtype=float)
     passes_s, step_s = took_s["forward_backward"] + took_s["logprob_recompute"], took_s["optimizer_step"]

@@ -125,7 +125,8 @@ class Twin(Common):
     """Laws of measured runs of one configuration.
 
     `alone`: times where trainer and workers take turns. `beside`: where both are at work for the parts of their time in
-    `overlap`. What lies between, and a little beyond, is taken to be a straight line.
+    `overlap`. What lies between, and a little beyond, is taken to be a straight line. Workers that share a core cost
+    each other its caches: a twin of such workers is none of workers with a core each, nor the other way round.
     """
 
     config: ClusterConfig
@@ -147,7 +148,13 @@ class Twin(Common):
         cores = min(self.num_cores, config.num_workers)
         if config.num_workers % cores:
             raise ValueError(f"num_workers={config.num_workers}: {cores} cores would be shared unevenly")
-        shares, times = config.num_workers > cores, self.times(overlap)
+        shares, times = self._share_cores(config), self.times(overlap)
+        if shares != self._share_cores(self.config):
+            here, there = ("share cores", "do not") if shares else ("have a core each", "share them")
+            raise ValueError(
+                f"num_workers={config.num_workers}: these workers {here}, those of the calibration {there}, and what "
+                "sharing costs is not in its runs; calibrate on runs that are alike in this"
+            )
         others = (config.num_workers - self.config.num_workers) * self.sync_s_per_worker
         on_core_s = times.call_core_s if shares else 0.0  # a core of its own waits for the call's end anyway
         return LoopConfig(
@@ -173,6 +180,9 @@ class Twin(Common):
             num_steps=config.num_updates,
             seed=config.seed,
         )
+
+    def _share_cores(self, config: ClusterConfig) -> bool:
+        return config.num_workers > self.num_cores
 
     def _tokens_per_step(self, config: ClusterConfig) -> float:
         return self.tokens_per_step * config.group_size / self.config.group_size

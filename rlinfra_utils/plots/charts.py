@@ -1,15 +1,12 @@
-"""Pictures of the series: one style, colours safe for the colour-blind, alt text with every figure.
+"""The pictures themselves, each from a table that another module made.
 
-Models: a timeline of spans, shares of a total, the dataflow of one step, per-token bars. Leaves out:
-interaction and any computation; each function draws a table that another module made. Use:
-`plots.show(plots.timeline(trace.frame()), alt="...")`.
+Models: spans over time, shares of a total, the loop as roles and actions, bars by token, memory by phase, what limits
+a grid of cells. Leaves out the style (`style.py`) and charts that one lesson alone draws.
+Use: `timeline(trace.frame(), "Decode sets the pace")`.
 """
 
 from __future__ import annotations
 
-import base64
-import functools
-import io
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -18,90 +15,8 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from PIL import Image
 
-#: Okabe and Ito's palette (2008): eight colours that stay apart under the common colour-blindnesses.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
-WAITING = "#D0D0D0"
-
-#: One colour a stage, everywhere in the series.
-STAGE_COLORS = {
-    "prepare": PALETTE[7],
-    "prefill": PALETTE[4],
-    "decode": PALETTE[0],
-    "rollout": PALETTE[0],
-    "verifier": PALETTE[6],
-    "logprob_recompute": PALETTE[5],
-    "forward_backward": PALETTE[3],
-    "optimizer_step": PALETTE[1],
-    "train": PALETTE[3],
-    "weight_sync": PALETTE[2],
-    "records": "#777777",
-    "queue_wait": WAITING,
-}
-
-STYLE = {
-    "figure.dpi": 100,
-    "figure.constrained_layout.use": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.labelsize": 10,
-    "axes.prop_cycle": plt.cycler(color=PALETTE),
-    "legend.frameon": False,
-    "font.size": 9,
-    "svg.hashsalt": "rlinfra",
-}
-
-
-def styled(draw):
-    """Run a drawing function in the series' style, without touching the reader's own settings."""
-
-    @functools.wraps(draw)
-    def in_style(*args, **kwargs):
-        with plt.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return in_style
-
-
-@styled
-def figure(width: float = 8.0, height: float = 3.0, **grid) -> tuple[Figure, object]:
-    """A figure in the series' style; `grid` goes to `plt.subplots`. Sizes in inches."""
-    return plt.subplots(figsize=(width, height), **grid)
-
-
-def title(ax, finding: str) -> None:
-    """Set the title: the finding, not the names of the axes."""
-    ax.set_title(finding, loc="left", fontsize=11, fontweight="bold")
-
-
-def _legend(fig: Figure, colors: Mapping[str, str]) -> None:
-    handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in colors.values()]
-    widest_inches = 0.7 + 0.075 * max(map(len, colors))
-    ncols = max(1, min(len(colors), int(fig.get_figwidth() / widest_inches)))
-    fig.legend(handles, colors, ncols=ncols, loc="outside lower left")
-
-
-def show(fig: Figure, alt: str) -> None:
-    """Display `fig` once, with `alt` as its description for those who do not see it.
-
-    64 colours are enough for a chart and make its PNG three to four times smaller, which keeps notebooks small.
-    """
-    from IPython.display import display
-
-    if not alt.strip():
-        raise ValueError("alt='' describes nothing: say in a sentence what the figure shows")
-    full, small = io.BytesIO(), io.BytesIO()
-    fig.savefig(full, format="png", dpi=100)
-    plt.close(fig)
-    Image.open(full).convert("RGB").quantize(64).save(small, format="png", optimize=True)
-    data = {"image/png": base64.b64encode(small.getvalue()).decode(), "text/plain": alt}
-    display(data, raw=True, metadata={"image/png": {"alt": alt}})
-
-
-def _color(stage: str, known: dict[str, str]) -> str:
-    spare = [c for c in PALETTE if c not in known.values()] or list(PALETTE)
-    return known.setdefault(stage, STAGE_COLORS.get(stage, spare[0]))
+from rlinfra_utils.plots.style import PALETTE, WAITING, color_of, figure, legend_below, styled, title
 
 
 @styled
@@ -118,21 +33,24 @@ def timeline(frame: pd.DataFrame, finding: str = "", ax=None, legend: bool = Tru
     origin_s, known = frame["start_s"].min(), {}
     waits = frame["wait"] if "wait" in frame else pd.Series(False, index=frame.index)
     for (_, row), wait in zip(frame.iterrows(), waits, strict=True):
-        color = WAITING if wait else _color(row["stage"], known)
+        shade = WAITING if wait else color_of(row["stage"], known)
         y = tracks.index(row["track"])
-        ax.barh(y, row["end_s"] - row["start_s"], left=row["start_s"] - origin_s, height=0.7, color=color, lw=0)
+        ax.barh(y, row["end_s"] - row["start_s"], left=row["start_s"] - origin_s, height=0.7, color=shade, lw=0)
     ax.set_yticks(range(len(tracks)), tracks)
     ax.invert_yaxis()
     ax.set_xlabel("time, s")
     title(ax, finding)
     if legend:
-        _legend(fig, known)
+        legend_below(fig, known)
     return fig
 
 
 @styled
 def shares(rows: Mapping[str, Mapping[str, float]], unit: str, finding: str = "", normalise: bool = False) -> Figure:
-    """One stacked bar a row of `rows` ({row: {part: value}}), parts labelled where they fit."""
+    """One stacked bar a row of `rows` ({row: {part: value}}, values in `unit`), parts labelled where they fit.
+
+    `normalise` makes each bar as long as the others, so that it shows shares of `unit`.
+    """
     fig, ax = figure(8, 1.0 + 0.5 * len(rows))
     known: dict[str, str] = {}
     largest = max(sum(parts.values()) for parts in rows.values())
@@ -141,7 +59,7 @@ def shares(rows: Mapping[str, Mapping[str, float]], unit: str, finding: str = ""
         scale = 1 / total if normalise else 1.0
         for part, value in parts.items():
             width = value * scale
-            ax.barh(y, width, left=left, color=_color(part, known), height=0.65, lw=0)
+            ax.barh(y, width, left=left, color=color_of(part, known), height=0.65, lw=0)
             if width > 0.06 * (1.0 if normalise else largest):
                 dark = known[part] in (PALETTE[0], PALETTE[2], PALETTE[3], PALETTE[7])
                 text = f"{value / total:.0%}"
@@ -151,7 +69,7 @@ def shares(rows: Mapping[str, Mapping[str, float]], unit: str, finding: str = ""
     ax.invert_yaxis()
     ax.set_xlabel(f"share of {unit}" if normalise else unit)
     title(ax, finding)
-    _legend(fig, known)
+    legend_below(fig, known)
     return fig
 
 
@@ -180,18 +98,17 @@ def dataflow(busy_s: Mapping[str, float], carried: Mapping[str, str], finding: s
     action carries what `carried` says under its number ("1": "32 prompts").
     """
     fig, ax = figure(9, 3.8)
-    total_s = sum(busy_s.values())
+    total_s, boxes = sum(busy_s.values()), {}
     for role, (x, y) in ROLES.items():
         share = busy_s.get(role, 0.0) / total_s
         box = FancyBboxPatch((x - 0.09, y - 0.1), 0.18, 0.2, boxstyle="round,pad=0.01", ec=PALETTE[0], lw=1.2)
         box.set_facecolor((*to_rgb(PALETTE[4]), 0.08 + 0.8 * share))
-        ax.add_patch(box)
+        boxes[role] = ax.add_patch(box)
         ax.text(x, y, f"{role}\n{1e3 * busy_s.get(role, 0.0):.1f} ms · {share:.0%}", ha="center", va="center")
     for action, source, target in ACTIONS:
         (x0, y0), (x1, y1) = ROLES[source], ROLES[target]
-        shrink = 68 if y0 == y1 else 40
-        ax.add_patch(FancyArrowPatch((x0, y0), (x1, y1), arrowstyle="-|>", mutation_scale=12, color="#444444",
-                                     shrinkA=shrink, shrinkB=shrink))  # fmt: skip
+        ends = {"patchA": boxes[source], "patchB": boxes[target], "shrinkA": 3, "shrinkB": 3}  # from edge to edge
+        ax.add_patch(FancyArrowPatch((x0, y0), (x1, y1), arrowstyle="-|>", mutation_scale=12, color="#444444", **ends))
         words = [action] + [carried[n] for n in carried if n in action.split()]
         shift = 0.17 if y0 == y1 == 0.75 else -0.17 if y0 == y1 else 0.0
         ax.text((x0 + x1) / 2, (y0 + y1) / 2 + shift, "\n".join(words), ha="center", va="center", fontsize=8,
@@ -204,7 +121,7 @@ def dataflow(busy_s: Mapping[str, float], carried: Mapping[str, str], finding: s
 
 @styled
 def token_bars(labels: Sequence[str], series: Mapping[str, Sequence[float]], ylabel: str, finding: str = "") -> Figure:
-    """Grouped bars, one group a token (or token id): compares what several policies say of the same tokens."""
+    """Grouped bars, one group a label: what several policies say of the same tokens, {policy: one value a label}."""
     fig, ax = figure(8, 2.8)
     width = 0.8 / len(series)
     for k, (name, values) in enumerate(series.items()):
@@ -218,12 +135,12 @@ def token_bars(labels: Sequence[str], series: Mapping[str, Sequence[float]], yla
 
 @styled
 def stacked(frame: pd.DataFrame, unit: str, limit: float, finding: str = "", ax=None, legend: bool = True) -> Figure:
-    """One column a row of `frame`, its parts (columns) stacked; the fullest row is marked, `limit` is a line."""
+    """One column a row of `frame`, its parts (columns, in `unit`) stacked; the fullest is marked, `limit` a line."""
     fig, ax = (ax.figure, ax) if ax is not None else figure(7, 3.4)
     totals, known = frame.sum(axis=1), {}
     base = np.zeros(len(frame))
     for part in frame:
-        ax.bar(range(len(frame)), frame[part], bottom=base, color=_color(part, known), width=0.7, lw=0)
+        ax.bar(range(len(frame)), frame[part], bottom=base, color=color_of(part, known), width=0.7, lw=0)
         base += frame[part].to_numpy()
     ax.axhline(limit, color="black", ls="--", lw=1)
     ax.text(-0.55, limit, f"limit {limit:g}", va="bottom", fontsize=8)
@@ -239,7 +156,7 @@ def stacked(frame: pd.DataFrame, unit: str, limit: float, finding: str = "", ax=
     ax.set(ylabel=unit, xlim=(-0.6, len(frame) - 0.4), ylim=(0, 1.25 * max(limit, totals.max())))
     title(ax, finding)
     if legend:
-        _legend(fig, known)
+        legend_below(fig, known)
     return fig
 
 
@@ -247,7 +164,8 @@ def stacked(frame: pd.DataFrame, unit: str, limit: float, finding: str = "", ax=
 def verdict_map(share: pd.DataFrame, limited_by: pd.DataFrame, finding: str = "") -> Figure:
     """Cells coloured by what limits them; "fits" is green with its share inside, the darker the fuller.
 
-    Two tables of one shape, whose axes' names become labels (`index.name`, `columns.name`).
+    `share` (of the limit, from 0 to 1 where it fits) and `limited_by` have one shape; their axes' names become labels
+    (`index.name`, `columns.name`).
     """
     fig, ax = figure(1.4 + 0.75 * len(share.columns), 1.3 + 0.3 * len(share))
     known = {"fits": PALETTE[2]}
@@ -255,12 +173,12 @@ def verdict_map(share: pd.DataFrame, limited_by: pd.DataFrame, finding: str = ""
         for x, column in enumerate(share.columns):
             limit, value = limited_by.loc[row, column], share.loc[row, column]
             alpha = 0.1 + 0.6 * value if limit == "fits" else 1.0
-            ax.add_patch(plt.Rectangle((x, y), 1, 1, fc=_color(limit, known), alpha=alpha, ec="white", lw=1.5))
+            ax.add_patch(plt.Rectangle((x, y), 1, 1, fc=color_of(limit, known), alpha=alpha, ec="white", lw=1.5))
             if limit == "fits":
                 ax.text(x + 0.5, y + 0.5, f"{value:.0%}", ha="center", va="center")
     ax.set(xlim=(0, len(share.columns)), ylim=(0, len(share)), xlabel=share.columns.name, ylabel=share.index.name)
     for axis, names in ((ax.xaxis, share.columns), (ax.yaxis, share.index)):
         axis.set_ticks(np.arange(len(names)) + 0.5, [f"{name:,}" for name in names])
     title(ax, finding)
-    _legend(fig, known)
+    legend_below(fig, known)
     return fig

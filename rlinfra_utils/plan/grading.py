@@ -111,7 +111,7 @@ def _staleness(p: RunPlan) -> Line:
     if q.bound_of == "nothing":
         reason = f"{q.controller} bounds no age; the simulated run reached {p.predicted.max_lag_versions:g} versions"
     else:
-        reason = f"at most {q.bound_versions} versions since dispatch, of {q.bound_of}, over that: {q.over_age}"
+        reason = f"lag since dispatch at most {q.bound_versions} versions, of {q.bound_of}; over that: {q.over_age}"
     todo = "a rule that bounds each rollout (drop_lag, or nemo_rl), or accept it and alert on lag_max"
     return Line("staleness bounded, with its unit", q.bound_of == "each rollout", reason, todo)
 

@@ -51,6 +51,7 @@ class Loop:
         self.controller = config.make_controller()
         self.crew, self.trace, self.progress = Crew(session, config, folder), Trace(), Progress(show)
         self.status, self.stopping = "running", ""
+        self._said = ""  # of the stop, to whoever looks on
         self.epoch = 0  # of the trainers; answers to calls of an earlier one are of no use
         self.records: dict[int, Any] = {}  # by group: a reference to its records, answered or rewarded
         self.to_judge: dict[int, Group] = {}
@@ -65,6 +66,9 @@ class Loop:
 
     def turn(self) -> None:
         """What has come back is booked, and decided upon."""
+        if self.stopping != self._said:
+            self._said = self.stopping
+            self.progress.say(f"{self.stopping}: begins no more work, then saves; Ctrl-C now ends at once")
         self.settle()
         self._look_for_work()
         for call, value in self.crew.arrivals(TICK_S):

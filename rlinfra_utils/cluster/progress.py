@@ -26,6 +26,10 @@ class Progress:
         """Take in an update."""
         self._recent.append((now_s, trained, mean_lag))
 
+    def say(self, line: str) -> None:
+        """Show a line of another kind, between the others."""
+        self._show(line)
+
     def line(self, book: Any, now_s: float) -> None:
         """Show the line, if it is time."""
         if now_s - self._shown_s < LINE_S or not self._recent:

@@ -127,6 +127,8 @@ class Twin(Common):
     `alone`: times where trainer and workers take turns. `beside`: where both are at work for the parts of their time in
     `overlap`. What lies between, and a little beyond, is taken to be a straight line. Workers that share a core cost
     each other its caches: a twin of such workers is none of workers with a core each, nor the other way round.
+    Trap: where generation and training take about the same time, a tenth on either side decides whether the queue is
+    full, and with it the lag; throughput hardly changes.
     """
 
     config: ClusterConfig

@@ -8,6 +8,7 @@ export OMP_WAIT_POLICY = PASSIVE
 # The time of `make test` counts from here, environments included.
 STARTED := $(shell date +%s)
 BENCHES := $(filter-out bench_twin bench_level_c, $(basename $(notdir $(wildcard benchmarks/bench_*.py))))
+
 .PHONY: lab test check instructor jupyter level-b level-c bench measured model vllm colab clean help
 
 help:  ## this list

@@ -93,7 +93,7 @@ def plan(paths: list[Path], given: dict, level: str, out: Path) -> dict[Path, di
 
 def with_level_b(paths: list[Path]) -> list[Path]:
     """Those that have level-B cells, or all where none has: the others do at level B what they do at level A."""
-    having = [path for path in paths if any("%%level B" in cell.source for cell in nbk.code_cells(nbk.read(path)))]
+    having = [p for p in paths if any(nbk.first_line(c).startswith("%%level B ") for c in nbk.code_cells(nbk.read(p)))]
     return having or paths
 
 

@@ -16,7 +16,9 @@ SMALL = {"num_steps": 3, "batch_size": 4, "lr": 1e-3, "show": lambda line: None}
 def test_the_answer_and_its_end_alone_are_labelled():
     ids, labels = policy.labelled_sums(TOKENIZER, 128, seed=4)
     for row, label, prompt in zip(ids, labels, policy.prompts(128, seed=4), strict=True):
-        assert TOKENIZER.decode(row).startswith(f"<bos>{prompt.text}{prompt.answer}<eos>")
+        asked = f"{prompt.text}{prompt.answer}"
+        num_padded = len(row) - len(asked) - 2  # the first token and the last
+        assert TOKENIZER.decode(row) == f"<bos>{asked}<eos>" + num_padded * "<eos>"
         assert TOKENIZER.decode(label[label != -100]) == f"{prompt.answer}<eos>"
         assert torch.equal(row[label != -100], label[label != -100])
 

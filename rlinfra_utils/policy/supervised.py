@@ -23,15 +23,13 @@ IGNORED = -100
 _NUM_LINES = 8
 
 
-def labelled_sums(
-    tokenizer: PreTrainedTokenizerBase, num_prompts: int, seed: int, digits: int = 2
-) -> tuple[Tensor, Tensor]:
+def labelled_sums(tokenizer: PreTrainedTokenizerBase, num_prompts: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sums with their answers, padded on the right: ids and labels, (num_prompts, tokens).
 
     Labels are IGNORED but on the answer and the end-of-sequence token. The draws are those of `prompts`.
     """
     ids, labels = [], []
-    for prompt in prompts(num_prompts, seed, digits):
+    for prompt in prompts(num_prompts, seed):
         question = tokenizer(prompt.text).input_ids
         answer = [*tokenizer(str(prompt.answer), add_special_tokens=False).input_ids, tokenizer.eos_token_id]
         ids.append(torch.tensor(question + answer))
@@ -48,12 +46,11 @@ def supervise(
     lr: float,
     warmup_steps: int = 1,
     label_smoothing: float = 0.0,
-    digits: int = 2,
     show: Callable[[str], object] = print,
 ) -> list[float]:
     """Train all weights of the model in place; each step's loss in nats a token, before that step.
 
-    Step `i` learns from `labelled_sums(tokenizer, batch_size, seed=i, digits)`. `label_smoothing` spreads that share
+    Step `i` learns from `labelled_sums(tokenizer, batch_size, seed=i)`. `label_smoothing` spreads that share
     of the target over all tokens. Raises ValueError for an argument out of range, by its name.
     """
     for name, value in (("num_steps", num_steps), ("batch_size", batch_size), ("warmup_steps", warmup_steps)):
@@ -64,7 +61,7 @@ def supervise(
     losses = []
     for step in range(num_steps):
         optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / warmup_steps)
-        ids, labels = labelled_sums(tokenizer, batch_size, step, digits)
+        ids, labels = labelled_sums(tokenizer, batch_size, step)
         logits = model(ids, use_cache=False).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=label_smoothing)
         optimizer.zero_grad()

@@ -119,26 +119,35 @@ def folders(small, tmp_path_factory):
 @pytest.mark.parametrize(
     ("in_flight", "reset_cache"), [("wait", True), ("abort", True), ("keep", True), ("keep", False)]
 )
-def test_requests_in_flight_at_a_load_record_their_versions(server, folders, prompts, in_flight, reset_cache):
+def test_requests_in_flight_at_a_load_record_their_versions(
+    server, folders, prompts, in_flight, reset_cache, monkeypatch
+):
     """12 completions on 8 slots: at the load some are running and some are waiting for a slot."""
     home, trainers = folders
     server.load(home / "0", 0)
-    long = FREE.model_copy(update={"max_new_tokens": 96, "ignore_eos": True})
-    started = server.metrics()["vllm:generation_tokens_total"]
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.generate, prompts, long, 6, 1)
+    long = FREE.model_copy(update={"max_new_tokens": 192, "ignore_eos": True})
+    asked, pause = [], server.pause
+
+    def pause_midway(mode):
+        """Asked for only here, so that the time a load takes to prepare is none of theirs."""
+        started = server.metrics()["vllm:generation_tokens_total"]
+        asked.append(pool.submit(server.generate, prompts, long, 6, 1))
         while server.metrics()["vllm:generation_tokens_total"] < started + 80:
-            assert not asked.done()
+            assert not asked[0].done()
             time.sleep(0.01)
+        pause(mode)
+
+    monkeypatch.setattr(server, "pause", pause_midway)
+    with ThreadPoolExecutor(1) as pool:
         server.load(home / "1", 1, reset_cache, in_flight)
-        found = asked.result()
+        found = asked[0].result()
     assert server.version == 1
-    versions = []
+    versions, mixture_tokens = [], [0]
     for completion in found.completions:
         spans, num_prompt = completion.version_spans, len(completion.prompt_tokens)
         versions.append([span.version for span in spans])
         assert completion.stop_reason in ("length", in_flight)
-        assert (len(completion.tokens) < 96) == (completion.stop_reason == "abort")
+        assert (len(completion.tokens) < 192) == (completion.stop_reason == "abort")
         assert completion.policy_version == (spans[0].version if spans else -1)
         for span in spans:
             (row,) = trainers[span.version].control_logprobs([completion.prompt_tokens + completion.tokens])
@@ -147,8 +156,10 @@ def test_requests_in_flight_at_a_load_record_their_versions(server, folders, pro
             ].max()
             is_mixture = in_flight == "keep" and not reset_cache and span.version == 1 and span.start > 0
             if is_mixture:  # new weights on keys of the old ones; a token or two may agree by chance
+                mixture_tokens.append(span.end - span.start)
                 assert gap_nats > 5e-3 or span.end - span.start < 8
             else:
                 assert gap_nats < 5e-4
     assert {"wait": [0], "abort": [0], "keep": [0, 1]}[in_flight] in versions
     assert in_flight == "keep" or [0, 1] not in versions
+    assert (max(mixture_tokens) >= 8) == (in_flight == "keep" and not reset_cache)

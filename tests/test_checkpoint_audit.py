@@ -394,8 +394,10 @@ def test_megatrons_shards_are_said_to_be_unread(verl):
     for file in (verl / "actor").glob("*.pt"):
         file.unlink()
     (verl / "actor" / "dist_ckpt").mkdir()
+    assert audit(verl).verdict == "broken"
+    (verl / "actor" / "dist_ckpt" / "__0_0.distcp").write_bytes(b"a shard")
     report = audit(verl)
-    assert report.verdict == "broken"
+    assert (report.verdict, report.resumable) == ("not read", False)
     for name in ("policy", "optimizer", "scheduler", "rng"):
         assert report.missing[name].startswith("actor/dist_ckpt holds Megatron's shards, which are not read; ")
 

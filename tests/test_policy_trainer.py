@@ -1,6 +1,7 @@
 """One update of a bigram policy, whose loss and gradient plain Python can compute from the table alone."""
 
 import copy
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -137,6 +138,20 @@ def test_at_zero_lag_the_gap_is_0_the_ratio_1_and_nothing_is_clipped():
         assert stats.mean_ratio == pytest.approx(1, abs=1e-6)
         assert stats.normalized_ess == pytest.approx(1, abs=1e-6)
         assert stats.clip_share == 0
+
+
+def test_an_update_hands_out_the_log_probs_from_before_its_first_step():
+    """The oracle is the table of logits that the trainer starts from; with weights the behaviour is not in them."""
+    for weights in (None, np.ones((len(RECORDS), max(len(r.policy_mask) for r in RECORDS) - 1))):
+        trainer = policy.Trainer(Bigram(table()), lr=0.5)
+        logits = trainer.model.table.weight.detach().double().clone()
+        stats = trainer.update(RECORDS, ADVANTAGES, num_epochs=2, weights=weights)
+        for row, one in zip(stats.logprobs, RECORDS, strict=True):
+            ids = one.prompt_tokens + one.response_tokens
+            before = torch.log_softmax(logits / one.decoding.temperature, -1)
+            expected = [before[last, next_].item() for last, next_ in itertools.pairwise(ids)]
+            trained = np.array(one.policy_mask[1:], dtype=bool)
+            assert row[: len(trained)][trained] == pytest.approx(np.array(expected)[trained], abs=1e-6)
 
 
 def test_epochs_and_minibatches_are_optimizer_steps_of_one_version():

@@ -25,7 +25,11 @@ TOLERANCE = 3e-6
 
 
 def three_updates(trainer, call, num_rollouts):
-    return [dataclasses.asdict(trainer.update(*records(num_rollouts, seed), **call)) for seed in range(3)]
+    """The figures of each update by name, with each log-prob as one of them."""
+    reports = [dataclasses.asdict(trainer.update(*records(num_rollouts, seed), **call)) for seed in range(3)]
+    for report in reports:
+        report.update({f"logprob {i}": value for i, value in enumerate(report.pop("logprobs").ravel().tolist())})
+    return reports
 
 
 def options_of(kind):

@@ -124,6 +124,12 @@ def test_the_number_itself(new, held):
     assert (proof.verdict, proof.sentence) == ("rejected", "the engine says version 3, not 4")
 
 
+def test_a_truth_value_is_no_version(new):
+    first = control(scores_of(new), SEQUENCES, 1, fingerprint(new.state_dict()))
+    assert verify(Engine(new, version=1), 1, first)["version"].status == "pass"
+    assert verify(Engine(new, version=True), 1, first)["version"].status == "fail"
+
+
 def test_b53_a_prefix_cache_that_outlived_the_update(old, new, held):
     engine = Engine(old, version=3)
     before = control(scores_of(old), SEQUENCES, 3)

@@ -50,12 +50,16 @@ class Audit:
     corrupt: dict[str, str] = field(default_factory=dict)
     drift: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_policy_unread: bool = False
 
     @property
     def verdict(self) -> str:
-        """One of "resumable", "weights only" (no continuation of the run) and "broken"."""
+        """One of "resumable", "weights only" (no continuation of the run), "broken", and "not read".
+
+        "not read": the policy has files, in a layout that is not read here; they may be whole or not.
+        """
         if "policy" not in self.present:
-            return "broken"
+            return "not read" if self.is_policy_unread else "broken"
         return "weights only" if self.missing or self.corrupt or self.drift else "resumable"
 
     @property
@@ -128,7 +132,7 @@ def _audit_foreign(path: Path, kind: str) -> Audit:
     }
     corrupt = {name: f"{text}; without it, {COMPONENTS[name].without}" for name, text in found.corrupt.items()}
     present = tuple(name for name in COMPONENTS if name in found.present and name not in corrupt)
-    return Audit(path, kind, present, missing, corrupt, {}, tuple(found.notes))
+    return Audit(path, kind, present, missing, corrupt, {}, tuple(found.notes), "policy" in found.partial)
 
 
 def _checked(current: Any) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def _indexed(path: Path, found: Found) -> list[Path]:
 
 def _verl(path: Path) -> Found:
     found = _files_by_rank(path, "actor")
-    if (path / "actor" / "dist_ckpt").exists():
+    shards = path / "actor" / "dist_ckpt"
+    if shards.is_dir() and any(shards.iterdir()):
         unread = "actor/dist_ckpt holds Megatron's shards, which are not read"
         found.partial |= dict.fromkeys(("policy", "optimizer", "scheduler", "rng"), unread)
     return found

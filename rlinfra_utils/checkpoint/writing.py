@@ -32,7 +32,7 @@ from rlinfra_utils.checkpoint.components import COMPONENTS, check
 from rlinfra_utils.checkpoint.manifest import COMPLETE, FORMAT, MANIFEST, CheckpointError, File, Manifest
 from rlinfra_utils.checkpoint.reading import load, open_manifest, step_folders
 from rlinfra_utils.doors import short, whole
-from rlinfra_utils.rollouts.storage import flush, flush_folder
+from rlinfra_utils.rollouts.storage import flush, flush_folder, locked
 
 _LOCK = ".writer.lock"
 _LARGEST_STEP = 10**18 - 1
@@ -168,16 +168,11 @@ class Writer:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """The open lock file of a folder, ours alone until it is closed or the process dies."""
-    import fcntl  # POSIX alone has it, and readers need not
-
-    file = open(path, "a+b")  # noqa: SIM115
+    """`locked`, with our process id in the file."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = locked(path)
     except BlockingIOError:
-        file.seek(0)
-        owner = file.read(20).decode("ascii", "replace")
-        file.close()
+        owner = path.read_bytes()[:20].decode("ascii", "replace")
         raise CheckpointError(f"{path.parent}: has another writer, process {owner}; two would mix two runs") from None
     file.truncate(0)
     file.write(str(os.getpid()).encode())

@@ -88,22 +88,20 @@ class TrainerRank:
         with self.place.span("train", step=self.trainer.version, padded_tokens=len(records) * width):
             totals = [policy.total_reward(record.reward) for record in records]
             advantages = policy.group_advantages(totals, self.config.group_size).values
-            with self.place.trace.span("logprob_recompute"):
-                logprobs = self.trainer.logprobs(self.trainer.collate(records)).cpu().numpy()
             stats = self.trainer.update(
                 records, advantages, minibatches=self.config.minibatches, trace=self.place.trace
             )
         if self.log is not None:
-            self._write(batch_id, version, records, logprobs, stats, totals)
+            self._write(batch_id, version, records, stats, totals)
         return Trained(stats.num_tokens, float(np.mean(totals)))
 
     def _write(
-        self, batch_id: str, version: int, records: list[Rollout], logprobs: np.ndarray, stats: Any, totals: list[float]
+        self, batch_id: str, version: int, records: list[Rollout], stats: policy.UpdateStats, totals: list[float]
     ) -> None:
         step, resulting = stats.optimizer_step, version + 1
         links = {"training_batch_id": batch_id, "optimizer_step": step, "resulting_policy_version": resulting}
         linked = []
-        for record, row in zip(records, logprobs):
+        for record, row in zip(records, stats.logprobs, strict=True):
             values = [[0.0], *([value] for value in row[: len(record.policy_mask) - 1].tolist())]
             per_token = record.per_token | {TRAINER_LOGPROBS: values}
             linked.append(record.model_copy(update={**links, "per_token": per_token}))

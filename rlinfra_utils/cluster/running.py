@@ -20,6 +20,7 @@ from rlinfra_utils.cluster.config import ClusterConfig, ClusterError
 from rlinfra_utils.cluster.loop import Loop
 from rlinfra_utils.cluster.session import Session
 from rlinfra_utils.doors import instance
+from rlinfra_utils.rollouts.storage import locked
 from rlinfra_utils.tracing import RunFolderError
 from rlinfra_utils.tracing.folder import DESCRIPTION, describe
 
@@ -101,13 +102,11 @@ def _checked(config: ClusterConfig, folder: Path, resume: bool) -> ClusterConfig
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Raise ClusterError where another process runs in the folder; its death gives the folder free."""
-    import fcntl  # POSIX alone has it
-
-    with open(folder / LOCK, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ClusterError(f"{folder}: another process runs in it; wait for its end, or end it") from None
+    try:
+        lock = locked(folder / LOCK)
+    except OSError:
+        raise ClusterError(f"{folder}: another process runs in it; wait for its end, or end it") from None
+    with lock:
         yield
 
 

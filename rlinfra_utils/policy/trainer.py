@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ class UpdateStats:
     `clip_share` is the share of tokens whose gradient the clip cut off. `gap` is the mean |trainer -
     behaviour| log-prob in nats before the first optimizer step: 0 at zero lag, but for arithmetic; `normalized_ess`
     is that of the sequence ratios then, 1 at zero lag.
-    `kl` is to the base model, in nats a token; 0 without one.
+    `kl` is to the base model, in nats a token; 0 without one. `logprobs` are the trainer's before that first step,
+    shape (rollouts, tokens - 1) as in `collate`.
     """
 
     version: int
@@ -48,6 +49,7 @@ class UpdateStats:
     clip_share: float
     grad_norm: float
     kl: float
+    logprobs: np.ndarray = field(repr=False, compare=False)
 
 
 class Trainer:
@@ -134,7 +136,8 @@ class Trainer:
         self.version += 1
         self.optimizer_step += len(steps)
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-        return UpdateStats(self.version, self.optimizer_step, int(batch.mask.sum()), gap, ess, **means)
+        counts = (self.version, self.optimizer_step, int(batch.mask.sum()))
+        return UpdateStats(*counts, gap, ess, **means, logprobs=logprobs.cpu().numpy())
 
     def collate(self, rollouts: Sequence[Rollout]) -> Batch:
         """`collate` for this model's vocabulary, on its device; raises ValueError as that does."""

@@ -31,6 +31,7 @@ from rlinfra_utils.doors import choice
 from rlinfra_utils.recovery.config import RecoveryError, RunConfig
 from rlinfra_utils.recovery.workers import QUEUE_POLICIES, make_worker, worker_names
 from rlinfra_utils.rollouts import RolloutFileError
+from rlinfra_utils.rollouts.storage import locked
 from rlinfra_utils.tracing import RunFolderError, RunLog
 
 _LOCK = ".supervisor.lock"
@@ -176,13 +177,7 @@ def _run_worker(name: str, folder: str, config: RunConfig, queue_policy: str, pi
 
 
 def _locked(path: Path) -> BinaryIO:
-    """The open lock file of a run folder, ours alone until it is closed or the process dies."""
-    import fcntl
-
-    file = open(path, "a+b")  # noqa: SIM115
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return locked(path)
     except BlockingIOError:
-        file.close()
         raise RecoveryError(f"{path.parent}: has another supervisor; two would train the run twice") from None
-    return file

@@ -57,6 +57,27 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     flush_folder(path.parent)
 
 
+def locked(path: Path) -> BinaryIO:
+    """The open lock file at `path`, ours alone until it is closed or the process dies.
+
+    Raises BlockingIOError where another process, or another open file of this one, holds it.
+    """
+    file = open(path, "a+b")  # noqa: SIM115
+    try:
+        exclusive(file)
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
+
+
+def exclusive(file: BinaryIO) -> None:
+    """Lock an open file for ourselves until it is closed; raises BlockingIOError where it is held."""
+    import fcntl  # POSIX alone has it, and readers need not
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def write_parquet(table: pa.Table, file: Any) -> None:
     """Write to an open file, with a checksum a page; the caller flushes it."""
     pq.write_table(table, file, write_page_checksum=True)

@@ -10,6 +10,7 @@ Leaves out starting processes, and more than one mesh dimension. Use: see the pa
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,9 @@ T = TypeVar("T")
 #: How ranks find one another: a file on a disk that all see, the address of rank 0, or torchrun's variables.
 RENDEZVOUS = ("file:///", "tcp://", "env://")
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+#: gloo's threads outlive the group while a model holds it, and give the last call's tensors back to Python after the
+#: call returned. A process that ends before they did is aborted (PyTorch pull request 179291): let them have the GIL.
+_HAND_BACK_S = 0.1
 
 
 class RanksError(RuntimeError):
@@ -79,6 +83,7 @@ class Ranks:
         """Leave the group; without waiting, as another rank may have died."""
         if dist.is_initialized():
             dist.destroy_process_group()
+            time.sleep(_HAND_BACK_S)
 
     def __enter__(self) -> Ranks:
         return self

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from rlinfra_utils.doors import listed, number, short, whole
+from rlinfra_utils.rollouts.storage import exclusive, locked
 from rlinfra_utils.sync.control import Control
 from rlinfra_utils.sync.manifest import (
     MANIFEST,
@@ -197,7 +198,7 @@ class Publisher:
             path = version_folder(self.folder, version)
             # A version that cannot be removed is one too many on the disk, not a failed sync.
             with contextlib.suppress(OSError), open(path / MANIFEST, "rb") as held:
-                _exclusive(held)  # raises where a reader holds it
+                exclusive(held)  # raises where a reader holds it
                 gone = aside_of(path)
                 os.rename(path, gone)
                 shutil.rmtree(gone)
@@ -233,17 +234,7 @@ def _listed(failures: Mapping[int, str]) -> str:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """The open lock file of a folder, ours until it is closed or the process dies."""
-    file = open(path, "a+b")  # noqa: SIM115
     try:
-        _exclusive(file)
+        return locked(path)
     except BlockingIOError:
-        file.close()
         raise SyncError(f"{path.parent}: has another publisher; one folder, one publisher") from None
-    return file
-
-
-def _exclusive(file: BinaryIO) -> None:
-    import fcntl  # POSIX alone has it, and the rest of this module works without
-
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,12 +22,13 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.staleness_grid import interval, rounded
+from ci.records import commit
 from rlinfra_utils import levels, policy, sync
 from rlinfra_utils.cluster import ClusterConfig, comparison, run
 from rlinfra_utils.cluster.session import STORE_BYTES, available_bytes, import_ray
 from rlinfra_utils.engines import HFEngine, load_small_model
 from rlinfra_utils.levels import cost
-from rlinfra_utils.tracing import read_run
+from rlinfra_utils.tracing import RunData, read_run
 
 ROOT = Path(__file__).parent.parent
 NUM_UPDATES, NUM_SEEDS = 56, 5
@@ -84,7 +85,14 @@ def measured(folder: Path, config: ClusterConfig) -> dict[str, Any]:
     trained = {name for names in found.batches["rollout_ids"] for name in names}
     assert len(trained) == config.num_updates * config.batch_rollouts, len(trained)
     own = {"curve": rows, "time_to_goal_s": comparison.time_to(rows, GOAL), "wall_s": outcome.seconds}
+    own["peak_bytes"] = sum(peaks_bytes(found).values())
     return comparison.summary(folder) | own | {"correctness": correctness(folder, config.seed)}
+
+
+def peaks_bytes(found: RunData) -> dict[str, int]:
+    """The most memory that each process of a run held at a time; pages that several share count for each."""
+    memory = found.events[found.events["kind"] == "memory"]
+    return dict(zip(memory["worker"], (int(peak) for peak in memory["peak_bytes"]), strict=True))
 
 
 def mean_curve(curves: list[pd.DataFrame], axis: str) -> dict[str, list[float]]:
@@ -102,7 +110,7 @@ def of_seeds(runs: list[dict[str, Any]], first: list[dict[str, Any]]) -> dict[st
     row: dict[str, Any] = {"reward": {axis: mean_curve([one["curve"] for one in runs], axis) for axis in AXES}}
     row |= {name: interval([one[name] for one in runs]) for name in FIGURES}
     row |= {name: {part: interval([one[name][part] for one in runs]) for part in runs[0][name]} for name in PARTS}
-    row["lag_max"] = max(one["lag_max"] for one in runs)
+    row |= {name: max(one[name] for one in runs) for name in ("lag_max", "peak_bytes")}
     row["time_to_goal_s"] = [one["time_to_goal_s"] for one in runs]
     for name in ("time_to_goal_s", "update_s"):
         before, after = ([one[name] for one in of] for of in (first, runs))
@@ -151,7 +159,6 @@ def with_vllm(folder: Path) -> dict[str, Any]:
     found = read_run(folder / "run")
     assert found.problems == [], found.problems
     syncs = found.events[found.events["kind"] == "weight_sync"]
-    memory = found.events[found.events["kind"] == "memory"]
     figures = comparison.summary(folder / "run", first=2)
     assert figures["lag_max"] <= 4, figures["lag_max"]
     return figures | {
@@ -159,7 +166,7 @@ def with_vllm(folder: Path) -> dict[str, Any]:
         "num_updates": outcome.num_updates,
         "zero_lag_gap_nats": [max(gaps) for gaps in syncs["zero_lag_gap_nats"]],
         "sync_s": [float(seconds) for seconds in syncs["seconds"]],
-        "peak_bytes": dict(zip(memory["worker"], (int(peak) for peak in memory["peak_bytes"]), strict=True)),
+        "peak_bytes": peaks_bytes(found),
         "machine_took_bytes": int(free_bytes[0] - min(free_bytes)),
         "supervised_loss": [losses[0], losses[-1]],
         "rewards": comparison.curve(found)["reward"].tolist(),
@@ -186,6 +193,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         if options.vllm:
             parameters = VLLM.to_json() | {"model": "SmolLM2-135M-Instruct", "supervised": SUPERVISED}
+            parameters["commit"] = commit()
             cost.begin("level_c_vllm")
             result = rounded(with_vllm(Path(folder)))
             print(result)
@@ -202,6 +210,7 @@ def main() -> int:
     if not options.small:
         parameters = base.to_json() | {"num_seeds": NUM_SEEDS, "goal": GOAL, "smoothed_updates": comparison.WINDOW}
         parameters |= {"arrangements": ARRANGEMENTS, "num_prompts_drawn_apart": NUM_PROMPTS, "seconds": seconds}
+        parameters["commit"] = commit()
         print(
             levels.store("level_c_compare", rounded(rows), ROOT / "results", level="C", parameters=rounded(parameters))
         )

@@ -4,7 +4,8 @@ Every figure is the median of several runs, real and simulated. A shared machine
 next, so the runs go in rounds, each configuration once a round and the calibration's, on which all predictions hang,
 twice; no prediction sees a run of its own configuration. There are two twins, of workers that share a core and of one
 that has a core to itself. Processes are pinned, so it needs Linux, two idle cores and nothing beside it. It also says
-which of the calibrated times had moved in a run: a machine that is not itself is told from a model that is wrong.
+which of the calibrated times had moved in a run: a machine that is not itself is told from a model that is wrong; and
+what the prediction would be if one side were a tenth slower and the other a tenth faster than calibrated.
 Stores results/twin.json. About 25 minutes; --small takes 5, stores nothing. --runs names a folder to leave the runs in;
 those that it has are read and not made again.
 Run: python -m benchmarks.bench_twin [--small] [--runs FOLDER]
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ci.records import commit
 from rlinfra_utils import levels
 from rlinfra_utils.cluster import ClusterConfig, run, twin
 from rlinfra_utils.cluster.session import STORE_BYTES, import_ray
@@ -60,6 +62,9 @@ HELD_OUT: dict[str, dict[str, Any]] = {
 }
 #: How far a time may be from what the twin takes it for at the overlap of a run, before it is said to have moved.
 MOVED = 0.15
+#: How much slower one side, and faster the other, is made to see how much a prediction hangs on the calibration.
+SHIFT = 0.1
+SHIFTED = ("tokens_per_s", "lag_mean")
 
 
 def real_run(path: Path, seed: int, changes: dict[str, Any]) -> None:
@@ -90,6 +95,9 @@ def row(name: str, made: twin.Twin, paths: list[Path], changes: dict[str, Any]) 
     before, after = predicted(made, **changes), twin.median([twin.measure(path) for path in paths])
     found = {"configuration": name, **twin.compare(before, after), "moved": moved(made, paths)}
     figures = {"predicted": asdict(before), "measured": asdict(after)}
+    sides = [(1 + SHIFT, 1 - SHIFT), (1 - SHIFT, 1 + SHIFT)]
+    shifted = [predicted(made.slower(*each), **changes) for each in sides]
+    found |= {f"shifted_{figure}": sorted(getattr(each, figure) for each in shifted) for figure in SHIFTED}
     return found | {
         f"{kind}_{figure}": list(value) if isinstance(value, tuple) else value
         for kind, values in figures.items()
@@ -155,6 +163,7 @@ def main() -> int:
     print(shown.to_string(index=False, float_format="{:.3f}".format))
     if not small:
         parameters = BASE.to_json() | {"num_runs": num_runs, "num_simulated": NUM_SIMULATED, "bars": twin.BARS}
+        parameters |= {"shift": SHIFT, "commit": commit()}
         result = {"calibration": {name: means(made) for name, made in twins.items()}, "configurations": rows}
         print(levels.store("twin", result, ROOT / "results", level="C", parameters=parameters))
     return int(any(row["missed"] for row in rows))

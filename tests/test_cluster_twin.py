@@ -82,6 +82,19 @@ def test_synchronous_on_one_worker_is_the_sum_of_its_parts_alone():
     assert rate(exact(beside=times(train_s=9.0, slower=2.0))) == pytest.approx(GROUPS * SIZE * 50 / cycle_s, rel=1e-6)
 
 
+@given(workers=st.floats(0.2, 5), trainer=st.floats(0.2, 5))
+def test_a_slower_side_is_slower_by_so_much_and_nothing_else_is(workers, trainer):
+    cycle_s = workers * GROUPS * GROUP_S + VERIFY_S + trainer * TRAIN_S + SYNC_S
+    assert rate(exact().slower(workers, trainer)) == pytest.approx(GROUPS * SIZE * 50 / cycle_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "2", True, None])
+@pytest.mark.parametrize("side", ["workers", "trainer"])
+def test_a_side_that_takes_no_time_or_no_number_of_it_is_refused(side, value):
+    with pytest.raises(ValueError, match=f"^{side}="):
+        exact().slower(**{side: value})
+
+
 def test_an_overlap_is_found_that_agrees_with_itself():
     # One step off, the workers always at work but for the sync: the trainer trains in a part of that time, and slows
     # them by half in it. Without the rests: period = work (1 + train / (2 period)).

@@ -94,7 +94,8 @@ class StormReport:
     @property
     def summary(self) -> str:
         """One line: how much ran, and whether it was what the uninterrupted run did."""
-        runs = f"{self.num_runs} runs of {self.num_updates} updates, {self.num_repeated} updates repeated"
+        plural = "" if self.num_runs == 1 else "s"
+        runs = f"{self.num_runs} run{plural} of {self.num_updates} updates, {self.num_repeated} updates repeated"
         verdict = f"wrong: {self.problems[0]}" if self.problems else "events and weights as uninterrupted"
         return f"{self.num_kills} kills, {runs}, {self.wall_s:.0f} s: {verdict}"
 

@@ -15,7 +15,7 @@ import numpy as np
 from rlinfra_utils.cluster.config import ClusterConfig
 from rlinfra_utils.cluster.twin.figures import WARMUP_UPDATES, Figures, figures
 from rlinfra_utils.cluster.twin.overlap import share_beside
-from rlinfra_utils.doors import short
+from rlinfra_utils.doors import number, short
 from rlinfra_utils.simulator import Constant, Controller, Counts, LogNormal, LoopConfig, Measured, Run, simulate
 from rlinfra_utils.simulator.config import Tools
 
@@ -93,6 +93,11 @@ class Times:
         way = {name: share.trainer if name.startswith("train_s") else share.workers for name in vars(self)}
         return Times(**{name: _between(getattr(self, name), getattr(other, name), way[name]) for name in way})
 
+    def slower(self, workers: float, trainer: float) -> Times:
+        """The times with the workers' and the trainer's so many times as long; the verifier's stay."""
+        factor = {name: trainer if name.startswith("train_s") else workers for name in vars(self)} | {"verify_s": 1.0}
+        return Times(**{name: value * factor[name] for name, value in vars(self).items()})
+
 
 def pooled(of: type, runs: Sequence[Any]) -> dict[str, Any]:
     """By each field of `of`, the median of its numbers in `runs`, or all values of its laws."""
@@ -141,6 +146,16 @@ class Twin(Common):
         """The times where the two sides overlap so much."""
         share = Overlap(overlap.workers / self.overlap.workers, overlap.trainer / self.overlap.trainer)
         return self.alone.towards(self.beside, share)
+
+    def slower(self, workers: float = 1.0, trainer: float = 1.0) -> Twin:
+        """The same on a machine whose workers, and whose trainer, take so many times as long; below 1 they are faster.
+
+        Verifier, weight sync and checkpoints stay. For how much a prediction hangs on its calibration. Raises
+        ValueError unless both are finite and above 0.
+        """
+        for name, value in (("workers", workers), ("trainer", trainer)):
+            number(name, value, above=True)
+        return replace(self, alone=self.alone.slower(workers, trainer), beside=self.beside.slower(workers, trainer))
 
     def loop_config(self, overlap: Overlap, **changes: Any) -> LoopConfig:
         """The loop of the run's configuration with `changes`, in groups. Raises ValueError for what is not modelled."""

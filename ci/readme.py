@@ -30,9 +30,11 @@ def of_colab(record: dict) -> str:
 
 
 def of_cluster(record: dict) -> str:
-    """What one run of the loop took, from the fastest arrangement to the slowest."""
+    """What one run of the loop took, from the fastest arrangement to the slowest, and the most memory of any."""
     walls_s = [row["wall_s"]["mean"] for row in record["result"].values()]
-    return f"{record['parameters']['num_updates']} updates in {min(walls_s):.0f} to {max(walls_s):.0f} s"
+    most_gb = max(row["peak_bytes"] for row in record["result"].values()) / 1e9
+    updates = record["parameters"]["num_updates"]
+    return f"{updates} updates in {min(walls_s):.0f} to {max(walls_s):.0f} s, each at most {most_gb:.1f} GB"
 
 
 class Level(NamedTuple):

@@ -14,7 +14,10 @@ SERIES = {
     "seconds of the capstone": 81.6,
     "peak memory of a notebook, GB": 1.26,
 }
-CLUSTER = {name: {"wall_s": {"mean": seconds}} for name, seconds in {"a": 36.7, "b": 31.3, "c": 33.0}.items()}
+CLUSTER = {
+    name: {"wall_s": {"mean": seconds}, "peak_bytes": gigabytes * 10**9}
+    for name, seconds, gigabytes in [("a", 36.7, 2), ("b", 31.3, 3), ("c", 33.0, 1)]
+}
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def test_figures_by_hand(results):
     rows = cells(readme.block(results))
     assert rows[0][3] == "8 notebooks in 211 s, each at most 82 s and 1.3 GB"
     assert rows[0][5] == "0123456789"
-    assert rows[3][3] == "56 updates in 31 to 37 s"
+    assert rows[3][3] == "56 updates in 31 to 37 s, each at most 3.0 GB"
 
 
 def test_what_has_no_record_is_not_measured(results):

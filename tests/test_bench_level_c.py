@@ -9,12 +9,13 @@ import pytest
 from benchmarks import bench_level_c as bench
 
 
-def made_up(slope, update_s, goal_s):
+def made_up(slope, update_s, goal_s, peak_bytes=10**9):
     """A run whose reward is `slope` times its time."""
     time_s = np.arange(1, 21) * update_s
     rows = pd.DataFrame({"update": range(1, 21), "time_s": time_s, "num_rollouts": range(8, 168, 8)})
     rows["smoothed"] = (slope * rows["time_s"]).where(rows["update"] > 7)
     figures = dict.fromkeys(bench.FIGURES, 0.5) | {"update_s": update_s, "lag_max": 1.0, "time_to_goal_s": goal_s}
+    figures["peak_bytes"] = peak_bytes
     return figures | {"curve": rows, "cores": {"trainers": 0.5}, "path": {"wait": 0.25}}
 
 
@@ -36,11 +37,15 @@ def test_times_faster_is_by_pairs_and_leaves_out_seeds_that_never_arrive():
 
 
 def test_an_arrangement_compares_with_the_first_seed_by_seed(capsys):
-    first, other = [made_up(0.1, 1.0, 6.0), made_up(0.1, 1.2, 9.0)], [made_up(0.2, 0.5, 3.0), made_up(0.2, 0.4, 3.0)]
+    first, other = (
+        [made_up(0.1, 1.0, 6.0), made_up(0.1, 1.2, 9.0)],
+        [made_up(0.2, 0.5, 3.0, 3 * 10**9), made_up(0.2, 0.4, 3.0)],
+    )
     row = bench.of_seeds(other, first)
     assert row["times_faster_time_to_goal"]["mean"] == pytest.approx(math.sqrt(2 * 3))
     assert row["times_faster_update"]["mean"] == pytest.approx(math.sqrt(2 * 3))
     assert row["time_to_goal_s"] == [3.0, 3.0]
+    assert row["peak_bytes"] == 3 * 10**9
     assert row["cores"]["trainers"]["mean"] == 0.5
     bench.show({"asynchronous": row})
     assert "times_faster_update" in capsys.readouterr().out

@@ -21,7 +21,7 @@ test: check model vllm  ## all that CI runs
 	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile -m "slow and not model and not vllm"
 	$(RUN) pytest -m "model or vllm"
 	$(RUN) ci.run_series --level A --out build/lab
-	$(RUN) pytest -n 2 --dist loadfile -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=120 notebooks
+	$(RUN) pytest -n 2 --dist loadfile -p ci.nbval_guard --nbval-lax --nbval-cell-timeout=300 notebooks
 	$(RUN) ci.run_series --level B --out build/level-b
 	$(RUN) ci.colab
 	@$(RUN) ci.measured --took make_test $(STARTED)

@@ -197,7 +197,8 @@ def main() -> int:
             cost.begin("level_c_vllm")
             result = rounded(with_vllm(Path(folder)))
             print(result)
-            print(levels.store("level_c_vllm", result, ROOT / "results", level="C", parameters=parameters))
+            store = {"level": "C", "parameters": parameters, "peak_memory_bytes": result["machine_took_bytes"]}
+            print(levels.store("level_c_vllm", result, ROOT / "results", **store))
             return 0
         import_ray().init(num_cpus=5, address="local", **QUIET, object_store_memory=STORE_BYTES)
         size = {"num_updates": 12, "save_every": 12, "prompts_per_step": 8} if options.small else {}

@@ -277,7 +277,7 @@ def test_a_save_in_progress_shows_nothing_and_holds_the_snapshot(tmp_path, monke
 
     def slow(self, *args):
         reached.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         publish(self, *args)
 
     monkeypatch.setattr(Writer, "_publish", slow)
@@ -287,7 +287,7 @@ def test_a_save_in_progress_shows_nothing_and_holds_the_snapshot(tmp_path, monke
         writer.save_async(80, values)
         values["policy"]["embed.weight"] += 1
         values["queue"]["rollouts"].clear()
-        assert reached.wait(20)
+        assert reached.wait(120)
         assert latest(tmp_path) is None
         go_on.set()
         path = writer.wait()

@@ -143,7 +143,8 @@ def test_a_server_that_ignores_a_polite_stop_is_killed(tmp_path, monkeypatch):
 )
 def test_a_request_that_fails_says_how(tmp_path, monkeypatch, post, message):
     limit_s = 3.0 if "timed out" in message else 60.0
-    with VLLMServer(**stand_in(tmp_path, serves(post)), startup_s=60, request_s=limit_s) as server:
+    with VLLMServer(**stand_in(tmp_path, serves(post)), startup_s=60) as server:
+        server._process.request_s = limit_s
         monkeypatch.setattr(vllm_process, "DEATH_S", 60.0)
         with pytest.raises(EngineError, match=message) as caught:
             server.generate([[1, 2]], FREE)
@@ -162,7 +163,8 @@ def test_a_load_that_fails_half_way_stops_the_server(tmp_path):
 
 def test_a_pause_that_takes_too_long_leaves_version_and_scheduling(tmp_path):
     body = serves("time.sleep(600)", "/pause?mode=wait&clear_cache=false")
-    with VLLMServer(**stand_in(tmp_path, body), startup_s=60, request_s=3.0, version=4) as server:
+    with VLLMServer(**stand_in(tmp_path, body), startup_s=60, version=4) as server:
+        server._process.request_s = 3.0
         with pytest.raises(EngineError, match=r"/pause.*timed out"):
             server.load(tmp_path, 5)
         assert (server.version, server.is_paused) == (4, False)

@@ -1,11 +1,13 @@
 """What a level cell costs: the clock by name, and memory of this process and of those it started."""
 
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from rlinfra_utils import levels
 from rlinfra_utils.levels import cost
 
 HOLD = "import sys; held = bytearray(b'x') * (1 << 28); print('up', flush=True); sys.stdin.read()"
@@ -51,3 +53,12 @@ def test_elsewhere_memory_is_not_known(monkeypatch):
     assert cost.spent("x").peak_memory_bytes is None
     assert str(cost.Cost(61.7, None)) == "62 s"
     assert str(cost.Cost(0.02, 1_500_000_000)) == "1 s and 1.5 GB of memory"
+
+
+def test_the_memory_of_processes_that_are_not_ours_is_told_to_the_record(tmp_path):
+    cost.begin("far")
+    for told, expected in ((None, cost.spent("far").peak_memory_bytes), (12_345, 12_345)):
+        path = levels.store("far", {"x": 1}, tmp_path, peak_memory_bytes=told)
+        assert json.loads(path.read_text())["cost"]["peak_memory_bytes"] == pytest.approx(expected, rel=0.5)
+    with pytest.raises(ValueError, match="peak_memory_bytes"):
+        levels.store("far", {"x": 1}, tmp_path, peak_memory_bytes=1.5)

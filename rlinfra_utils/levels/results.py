@@ -73,10 +73,19 @@ class Table:
         return "<table>" + "".join(f"<tr>{pair}</tr>" for pair in cells) + "</table>"
 
 
-def store(name: str, result: dict, folder: str | Path, *, level: str = "B", parameters: dict | None = None) -> Path:
+def store(
+    name: str,
+    result: dict,
+    folder: str | Path,
+    *,
+    level: str = "B",
+    parameters: dict | None = None,
+    peak_memory_bytes: int | None = None,
+) -> Path:
     """Write `result` as `folder`/`name`.json with today's date (UTC), this machine and its versions.
 
-    From a `%%level B name` cell it takes along what the cell has cost so far, in seconds and bytes of memory.
+    From a `%%level B name` cell it takes along what the cell has cost so far, in seconds and bytes of memory: those of
+    this process and its children, or `peak_memory_bytes` where others did the work, as Ray's do.
     `result` and `parameters` hold plain values: str, bool, int, finite float, None, lists and dicts of these.
     The file is written aside and renamed, so a reader never sees half of it. Returns its path.
     Raises ValueError naming the field that is not plain, and for a name outside [a-z0-9_]+.
@@ -86,6 +95,8 @@ def store(name: str, result: dict, folder: str | Path, *, level: str = "B", para
     _require_plain("parameters", parameters)
     machine = asdict(detect())
     cell = cost.spent(name)
+    if cell is not None and peak_memory_bytes is not None:
+        cell = cell._replace(peak_memory_bytes=peak_memory_bytes)
     found = {distribution: version(distribution) for distribution in VERSIONED}
     try:
         record = _Stored(

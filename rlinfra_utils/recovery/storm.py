@@ -131,7 +131,7 @@ def storm(
     folder, start_s = Path(folder), time.perf_counter()
     folder.mkdir(parents=True)
     with Supervisor(folder / "reference", config) as run:
-        run.wait()
+        run.wait(_TIMEOUT_S)
     weather = _Weather(tell(folder / "reference"), random.Random(seed), tuple(kinds), num_kills)
     report = StormReport(config.num_updates)
     while report.num_kills < num_kills:
@@ -179,20 +179,23 @@ def _kill(run: Supervisor, kind: str, draw: random.Random) -> tuple[str, bool] |
     ]
     worker = draw.choice(names)
     place, hidden = (CHECKPOINTS, ".step_") if worker == "trainer" else (QUEUE, ".s")
-    before = set(_names(run.folder / place))
+    before = set(_names(run.folder / place))  # with what the blow before left, until its worker clears it up
+
+    def is_half(name: str) -> bool:
+        return name.startswith(hidden) and name not in before
 
     def moment() -> bool:
         names = _names(run.folder / place)
         if kind == "trainer after a save":
             return any(name.startswith("step_") and name not in before for name in names)
-        return any(name.startswith(hidden) for name in names)
+        return any(map(is_half, names))
 
     if kind in _AIMED and not _await(run, moment):
         return None
     _sleep(_wait_s(kind, draw))
     if not run.kill(worker):
         return None
-    return worker, any(name.startswith(hidden) for name in _names(run.folder / place))
+    return worker, any(map(is_half, _names(run.folder / place)))
 
 
 def _wait_s(kind: str, draw: random.Random) -> float:

@@ -1,6 +1,6 @@
 """The closed list of finding codes: what each one means, the status it carries, a record that has it.
 
-Absent information quarantines; contradiction, ill type and impossibility reject; the rest is accepted.
+What a log of its time could supply quarantines; contradiction, ill type and impossibility reject; the rest is accepted.
 Leaves out how a code is found: `validate.py` has the rules for one record, `table.py` for a table.
 Use: `CODES["stale"].meaning`; `record, keywords = example("stale")`; `validate(record, **keywords)`.
 """

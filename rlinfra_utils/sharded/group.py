@@ -9,9 +9,11 @@ Leaves out starting processes, and more than one mesh dimension. Use: see the pa
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +30,7 @@ RENDEZVOUS = ("file:///", "tcp://", "env://")
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 #: gloo's threads outlive the group while a model holds it, and give the last call's tensors back to Python after the
 #: call returned. A process that ends before they did is aborted (PyTorch pull request 179291): let them have the GIL.
-_HAND_BACK_S = 0.1
+_HAND_BACK_S = 0.5
 
 
 class RanksError(RuntimeError):
@@ -83,7 +85,6 @@ class Ranks:
         """Leave the group; without waiting, as another rank may have died."""
         if dist.is_initialized():
             dist.destroy_process_group()
-            time.sleep(_HAND_BACK_S)
 
     def __enter__(self) -> Ranks:
         return self
@@ -109,6 +110,7 @@ def init_group(rank: int, world_size: int, rendezvous: str, device: str = "cpu",
     if dist.is_initialized():
         raise ValueError("this process is in a group already; close that one first")
     place = _device(choice("device", device, _BACKENDS), rank)
+    _hand_back_at_exit()
     try:
         dist.init_process_group(
             _BACKENDS[device],
@@ -124,6 +126,11 @@ def init_group(rank: int, world_size: int, rendezvous: str, device: str = "cpu",
             dist.destroy_process_group()
         failed = f"rank {rank} of {world_size} at {rendezvous}: no group within {timeout_s:g} s"
         raise RanksError(f"{failed}: {first_line(error)}") from error
+
+
+@cache
+def _hand_back_at_exit() -> None:
+    atexit.register(time.sleep, _HAND_BACK_S)
 
 
 def _device(kind: str, rank: int) -> torch.device:

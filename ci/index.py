@@ -77,7 +77,7 @@ def write(outcomes: list, target: Path) -> Path:
         f"<footer>{passed} of {len(outcomes)} notebooks passed in {seconds:.1f} s. {escape(versions())}.</footer>",
     ]
     lead = (
-        "Each number that a lesson predicts is measured in the same lesson; "
+        "What a lesson predicts of this machine is measured in the same lesson; "
         f"these pages show what was measured {when} on {machine}."
     )
     page = shell.page("The infrastructure of online RL: the executed series", lead, "\n".join(parts))

@@ -48,7 +48,7 @@ def test_a_storm_of_kills_loses_nothing(tmp_path):
     assert min(number for number, _ in found.values()) >= 10
     for kind in ("trainer during a save", "verifier with a half-written batch"):
         number, half = found[kind]
-        assert half >= number / 4, f"{kind}: {half} of {number} blows met the write, too few to prove anything"
+        assert half >= number / 2, f"{kind}: {half} of {number} blows met the write, too few to prove anything"
 
 
 def test_a_disk_that_fills_up_after_the_end_of_a_run_is_no_accident(tmp_path):

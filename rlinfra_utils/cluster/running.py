@@ -104,7 +104,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """Raise ClusterError where another process runs in the folder; its death gives the folder free."""
     try:
         lock = locked(folder / LOCK)
-    except OSError:
+    except BlockingIOError:
         raise ClusterError(f"{folder}: another process runs in it; wait for its end, or end it") from None
     with lock:
         yield
